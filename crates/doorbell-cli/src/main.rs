@@ -1,0 +1,2 @@
+//! (in construction)
+fn main() {}
