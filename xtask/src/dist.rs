@@ -1,0 +1,363 @@
+//! `cargo xtask dist`: what is shipped, in one folder.
+//!
+//! ```text
+//! bin/doorbell                 the command
+//! lib/libdoorbell.so[.0[.x.y]] the C ABI; SONAME libdoorbell.so.0, symbols bound to versions by doorbell.map
+//! lib/libdoorbell.a, lib/pkgconfig/doorbell.pc
+//! include/                     doorbell.h, doorbell_device.h
+//! ptx/doorbell.ptx             the device code
+//! licenses/, LICENSE-*         ours, and those of everything linked in
+//! ```
+//!
+//! rustc gives every cdylib a version script of its own, and a linker takes no second one beside it. So the shared
+//! object is linked here, by the C compiler driver that Rust links with anyway, from the static library.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::cargo::{Metadata, cargo, output, run as run_command};
+use crate::elf::SharedObject;
+
+/// Where to put it.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Folder to fill; its bin/, lib/, include/, ptx/ and licenses/ are replaced.
+    #[arg(long, default_value = "target/dist")]
+    out: PathBuf,
+}
+
+/// The major number of the ABI: it changes when a program linked before must not load the library any more.
+const SONAME: &str = "libdoorbell.so.0";
+/// Where C's side of the project lives.
+const C_CRATE: &str = "crates/doorbell-c";
+/// The crates whose builds are shipped.
+const SHIPPED: &[&str] = &["doorbell-cli", "doorbell-c"];
+/// What the shared object may need at load time: the system's C library and its companions, nothing of a vendor.
+const MAY_NEED: &[&str] = &[
+    "libc.so.6",
+    "libgcc_s.so.1",
+    "libm.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+];
+
+pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let metadata = Metadata::read(root)?;
+    let out = root.join(&args.out);
+    for folder in ["bin", "lib", "include", "ptx", "licenses"] {
+        let folder = out.join(folder);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+
+    let mut build = cargo(root);
+    build.args(["build", "--release", "--locked"]);
+    for package in SHIPPED {
+        build.args(["--package", package]);
+    }
+    run_command(&mut build)?;
+    let built = metadata.target_dir.join("release");
+    let version = metadata
+        .packages
+        .iter()
+        .find(|p| p.name == "doorbell-c")
+        .map(|p| p.version.clone())
+        .context("no package doorbell-c in the workspace")?;
+
+    copy(&built.join("doorbell"), &out.join("bin/doorbell"))?;
+    copy(
+        &built.join("libdoorbell_c.a"),
+        &out.join("lib/libdoorbell.a"),
+    )?;
+    library(root, &out, &version)?;
+    for header in ["doorbell.h", "doorbell_device.h"] {
+        copy(
+            &root.join(C_CRATE).join("include").join(header),
+            &out.join("include").join(header),
+        )?;
+    }
+    copy(
+        &root.join("crates/doorbell-kernels/ptx/doorbell.ptx"),
+        &out.join("ptx/doorbell.ptx"),
+    )?;
+    fs::create_dir_all(out.join("lib/pkgconfig"))?;
+    fs::write(out.join("lib/pkgconfig/doorbell.pc"), pkg_config(&version))?;
+    licenses(root, &out, &metadata)?;
+
+    check(root, &out, &version)?;
+    println!("dist: {}", out.display());
+    Ok(())
+}
+
+/// Links `lib/libdoorbell.so.VERSION` from the static library, and its two shorter names.
+fn library(root: &Path, out: &Path, version: &str) -> Result<()> {
+    let lib = out.join("lib");
+    let file = format!("libdoorbell.so.{version}");
+    let map = root.join(C_CRATE).join("doorbell.map");
+    let linker = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    run_command(
+        Command::new(linker)
+            .current_dir(&lib)
+            .arg("-shared")
+            .args(["-o", &file])
+            .arg(format!("-Wl,-soname,{SONAME}"))
+            .arg(format!("-Wl,--version-script={}", map.display()))
+            .args([
+                "-Wl,--whole-archive",
+                "libdoorbell.a",
+                "-Wl,--no-whole-archive",
+            ])
+            // Undefined names are an error now, not at the user's first call; relocations are read-only after loading.
+            .args([
+                "-Wl,--gc-sections",
+                "-Wl,--as-needed",
+                "-Wl,-z,defs",
+                "-Wl,-z,relro,-z,now",
+                "-Wl,-z,noexecstack",
+            ])
+            .args([
+                "-lgcc_s",
+                "-lutil",
+                "-lrt",
+                "-lpthread",
+                "-lm",
+                "-ldl",
+                "-lc",
+            ]),
+    )?;
+    for name in [SONAME, "libdoorbell.so"] {
+        std::os::unix::fs::symlink(&file, lib.join(name))?;
+    }
+    Ok(())
+}
+
+/// Checks what can be checked without running it.
+fn check(root: &Path, out: &Path, version: &str) -> Result<()> {
+    let so = SharedObject::read(&out.join(format!("lib/libdoorbell.so.{version}")))?;
+    ensure!(
+        so.soname.as_deref() == Some(SONAME),
+        "the SONAME is {:?}, not {SONAME}",
+        so.soname
+    );
+    for library in &so.needed {
+        ensure!(
+            MAY_NEED.contains(&library.as_str()),
+            "libdoorbell.so needs {library}: load it at run time instead"
+        );
+    }
+
+    let header = fs::read_to_string(out.join("include/doorbell.h"))?;
+    let declared = declared(&header);
+    ensure!(
+        !declared.is_empty(),
+        "doorbell.h declares nothing with DOORBELL_API"
+    );
+    let exported: BTreeSet<String> = so.exports.keys().cloned().collect();
+    differ(
+        "doorbell.h declares",
+        &declared,
+        "libdoorbell.so exports",
+        &exported,
+    )?;
+
+    let map = fs::read_to_string(root.join(C_CRATE).join("doorbell.map"))?;
+    for (symbol, bound) in &so.exports {
+        let want =
+            version_of(&map, symbol).with_context(|| format!("{symbol} is not in doorbell.map"))?;
+        ensure!(
+            bound.as_deref() == Some(want.as_str()),
+            "{symbol} is bound to {bound:?}, doorbell.map says {want}"
+        );
+    }
+
+    let ptx = fs::read_to_string(out.join("ptx/doorbell.ptx"))?;
+    let device = fs::read_to_string(out.join("include/doorbell_device.h"))?;
+    for function in self::declared(&device) {
+        // `.func (.param …) name(` with a result, `.func name(` without.
+        let found = ptx
+            .lines()
+            .any(|l| l.contains(".visible .func") && l.contains(&format!(" {function}(")));
+        ensure!(
+            found,
+            "doorbell_device.h declares {function}, which the PTX does not define"
+        );
+    }
+
+    let said = output(Command::new(out.join("bin/doorbell")).arg("--version"))?;
+    ensure!(
+        said.trim() == format!("doorbell {version}"),
+        "bin/doorbell --version says {said:?}"
+    );
+    println!(
+        "dist: {} symbols of libdoorbell.so are those of doorbell.h, {SONAME}, needs {:?}",
+        exported.len(),
+        so.needed
+    );
+    Ok(())
+}
+
+fn differ(left: &str, a: &BTreeSet<String>, right: &str, b: &BTreeSet<String>) -> Result<()> {
+    let only = |x: &BTreeSet<String>, y: &BTreeSet<String>| {
+        x.difference(y).cloned().collect::<Vec<_>>().join(", ")
+    };
+    if a != b {
+        bail!(
+            "{left}, beyond the other: [{}]; {right}, beyond the other: [{}]",
+            only(a, b),
+            only(b, a)
+        );
+    }
+    Ok(())
+}
+
+/// The functions that a header declares with `DOORBELL_API` or `DOORBELL_DEVICE_API`.
+fn declared(header: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for piece in header.split(';') {
+        let Some(start) = ["DOORBELL_API ", "DOORBELL_DEVICE_API "]
+            .iter()
+            .filter_map(|m| piece.rfind(m))
+            .max()
+        else {
+            continue;
+        };
+        let declaration = &piece[start..];
+        if declaration.contains("#define") || piece[..start].trim_end().ends_with("#define") {
+            continue;
+        }
+        if let Some(open) = declaration.find('(') {
+            let name = declaration[..open]
+                .rsplit(|c: char| !(c.is_alphanumeric() || c == '_'))
+                .next();
+            names.extend(
+                name.filter(|n| n.starts_with("doorbell_"))
+                    .map(str::to_owned),
+            );
+        }
+    }
+    names
+}
+
+/// The version node of `symbol` in a version script of ours: one name a line, `NODE {` opens and `}` closes.
+fn version_of(map: &str, symbol: &str) -> Option<String> {
+    let mut node = None;
+    for line in map.lines().map(str::trim) {
+        if let Some(name) = line.strip_suffix('{') {
+            node = Some(name.trim().to_owned());
+        } else if line.strip_suffix(';') == Some(symbol) {
+            return node;
+        }
+    }
+    None
+}
+
+fn pkg_config(version: &str) -> String {
+    format!(
+        "prefix=${{pcfiledir}}/../..\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
+         Name: doorbell\nDescription: GPU-initiated networking: queues, memory and their software HCA\nVersion: {version}\n\
+         Libs: -L${{libdir}} -ldoorbell\nLibs.private: -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc\n\
+         Cflags: -I${{includedir}}\n"
+    )
+}
+
+/// Our licences at the top, those of what is linked in under licenses/.
+fn licenses(root: &Path, out: &Path, metadata: &Metadata) -> Result<()> {
+    for name in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        copy(&root.join(name), &out.join(name))?;
+    }
+    let mut list = String::from(
+        "The programs and libraries of this folder contain the packages below, each under the licence named.\n\
+         They also contain the Rust standard library (MIT OR Apache-2.0, https://www.rust-lang.org).\n\n",
+    );
+    for package in metadata.linked_into(SHIPPED) {
+        let name = format!("{}-{}", package.name, package.version);
+        list.push_str(&format!(
+            "{name}: {}\n",
+            package.license.as_deref().unwrap_or("none named")
+        ));
+        for entry in fs::read_dir(&package.folder)? {
+            let entry = entry?;
+            let file = entry.file_name().to_string_lossy().into_owned();
+            let upper = file.to_uppercase();
+            let is_licence = [
+                "LICENSE",
+                "LICENCE",
+                "COPYING",
+                "COPYRIGHT",
+                "NOTICE",
+                "UNLICENSE",
+            ]
+            .iter()
+            .any(|p| upper.starts_with(p));
+            if is_licence && entry.file_type()?.is_file() {
+                fs::create_dir_all(out.join("licenses").join(&name))?;
+                copy(&entry.path(), &out.join("licenses").join(&name).join(file))?;
+            }
+        }
+    }
+    fs::write(out.join("licenses/README.txt"), list)?;
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_are_found_and_macros_are_not() {
+        let header = "#define DOORBELL_API __attribute__((visibility(\"default\")))\n\
+                      /* doorbell_not_this(); */\nDOORBELL_API const char *doorbell_version(void);\n\
+                      DOORBELL_API int doorbell_mr_dereg(\n    doorbell_mr *mr,\n    uint64_t timeout_ns);\n\
+                      static inline int doorbell_helper(int x) { return x; }\n";
+        let names: Vec<String> = declared(header).into_iter().collect();
+        assert_eq!(names, ["doorbell_mr_dereg", "doorbell_version"]);
+    }
+
+    #[test]
+    fn versions_are_read_from_the_script() {
+        let map = "DOORBELL_0.1 {\n  global:\n    doorbell_a;\n  local:\n    *;\n};\n\nDOORBELL_0.2 {\n  global:\n    doorbell_b;\n} DOORBELL_0.1;\n";
+        assert_eq!(
+            version_of(map, "doorbell_a").as_deref(),
+            Some("DOORBELL_0.1")
+        );
+        assert_eq!(
+            version_of(map, "doorbell_b").as_deref(),
+            Some("DOORBELL_0.2")
+        );
+        assert_eq!(version_of(map, "doorbell_c"), None);
+    }
+
+    #[test]
+    fn a_difference_is_named_on_both_sides() {
+        let set = |names: &[&str]| {
+            names
+                .iter()
+                .map(|n| (*n).to_owned())
+                .collect::<BTreeSet<_>>()
+        };
+        assert!(differ("a", &set(&["x"]), "b", &set(&["x"])).is_ok());
+        let message = differ("a", &set(&["x", "y"]), "b", &set(&["x", "z"]))
+            .expect_err("they differ")
+            .to_string();
+        assert!(
+            message.contains("[y]") && message.contains("[z]"),
+            "{message}"
+        );
+    }
+}
