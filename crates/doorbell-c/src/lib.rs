@@ -1,1 +1,11 @@
-//! (in construction)
+//! The C ABI of Doorbell: `libdoorbell.so.0`, declared by `include/doorbell.h`.
+//!
+//! It converts, calls the `doorbell` crate and maps errors; it decides nothing. Every entry returns a [`Status`], lets no panic
+//! out, and every call that can wait takes a time limit. `cargo xtask dist` links the shared object and binds its names to versions.
+
+mod error;
+mod handle;
+mod status;
+
+pub use error::{doorbell_last_error, doorbell_last_status, doorbell_status_text};
+pub use status::{ALL, Status};
