@@ -1,1 +1,25 @@
-//! (in construction)
+//! The calls a GPU thread makes to drive a NIC's queues itself: put, get, signal, atomics, wait, flush.
+//!
+//! One source, generic over [`Arch`], compiles to PTX (rustc's `nvptx64-nvidia-cuda`), to the host (an OS thread is a GPU
+//! thread) and under a model checker. It knows mlx5 queues in memory and nothing of CUDA, or of who executes the queue:
+//! a ConnectX or a software HCA. Start with [`layout`] (what an exported QP looks like) and [`arch`] (what a machine must offer).
+#![no_std]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(asm_experimental_arch, link_llvm_intrinsics)
+)]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
+pub mod arch;
+mod error;
+pub mod layout;
+pub mod sites;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod host;
+
+pub use arch::Arch;
+pub use error::Error;
