@@ -1,0 +1,410 @@
+//! The command line of `doorbell`: what can be asked for and how it is explained.
+//! Every option has its default in `--help`; values are checked here as far as they can be
+//! without a device, combinations in `perf::plan`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::lists::{self, List};
+
+/// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
+/// or a NIC executes them.
+#[derive(Debug, Parser)]
+#[command(name = "doorbell", version = crate::VERSION, max_term_width = 80, after_help = EXIT_STATUS)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_STATUS: &str = "\
+Exit status: 0 done, 1 the run failed, 2 wrong arguments, 3 a check failed.
+DOORBELL_LOG=debug (or a tracing filter) writes what happens to standard error.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what would be used here, and why: GPU, HCA, links, limits, settings
+    Info(InfoArgs),
+    /// Measure, and check, what GPU threads can post and the HCA can do
+    Perf(Box<PerfArgs>),
+    /// The second process of `perf --link shm`
+    #[command(hide = true)]
+    Peer(PeerArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// One JSON object on standard output instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+/// Which GPU and how many HCA cores: shared by `info` and `perf`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Where kernels run: auto, host (threads play the GPU), cuda or cuda:N
+    #[arg(
+        long,
+        value_name = "GPU",
+        env = "DOORBELL_GPU",
+        default_value = "auto",
+        hide_env_values = true
+    )]
+    pub(crate) gpu: String,
+    /// HCA engine threads; 0: the waiting thread drives the engine itself
+    /// [default: chosen from cores and GPU]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "DOORBELL_HCA_CORES",
+        hide_env_values = true
+    )]
+    pub(crate) hca_cores: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PeerArgs {
+    /// Unix socket of the process that started this one
+    #[arg(long)]
+    pub(crate) socket: PathBuf,
+}
+
+/// The tests, named as in perftest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Test {
+    /// WRITE rate and bandwidth
+    PutBw,
+    /// WRITE latency: half of a ping-pong between two threads
+    PutLat,
+    /// READ rate and bandwidth
+    GetBw,
+    /// READ latency: posted until the bytes are here
+    GetLat,
+    /// FETCH_ADD rate, sums checked
+    AtomicRate,
+    /// put with signal, half of a ping-pong
+    SignalLat,
+    /// 32 bytes and a flag delivered by the HCA, answered by the kernel
+    Forward,
+    /// Posting alone: no engine, no space check
+    Post,
+}
+
+impl Test {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PutBw => "put-bw",
+            Self::PutLat => "put-lat",
+            Self::GetBw => "get-bw",
+            Self::GetLat => "get-lat",
+            Self::AtomicRate => "atomic-rate",
+            Self::SignalLat => "signal-lat",
+            Self::Forward => "forward",
+            Self::Post => "post",
+        }
+    }
+
+    /// Figures are latencies (one message at a time), not rates.
+    pub(crate) fn is_latency(self) -> bool {
+        matches!(
+            self,
+            Self::PutLat | Self::GetLat | Self::SignalLat | Self::Forward
+        )
+    }
+}
+
+/// Who builds WQEs and who rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Initiator {
+    /// The kernel builds and rings
+    Gpu,
+    /// The kernel builds, the CPU rings
+    Assisted,
+    /// The kernel hands commands to a CPU thread, which builds and rings
+    Proxy,
+    /// CPU threads build and ring; no kernel
+    Cpu,
+}
+
+impl Initiator {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Assisted => "assisted",
+            Self::Proxy => "proxy",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Link {
+    /// Both ends in this process
+    Loopback,
+    /// A second process on this host, through shared memory
+    Shm,
+}
+
+impl Link {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Shm => "shm",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Place {
+    Host,
+    Gpu,
+}
+
+impl Place {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+/// Who shares a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sharing {
+    /// Every thread has a QP of its own
+    Exclusive,
+    /// The threads of a block share one
+    Block,
+    /// All threads share
+    Gpu,
+}
+
+impl Sharing {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Exclusive => "exclusive",
+            Self::Block => "block",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+/// How a poster tells the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Handler {
+    /// Doorbell record and doorbell word (handler 2)
+    Record,
+    /// Doorbell word only (handler 10)
+    Doorbell,
+    /// 64-bit producer word (handler 1)
+    Producer,
+}
+
+impl Handler {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Record => "record",
+            Self::Doorbell => "doorbell",
+            Self::Producer => "producer",
+        }
+    }
+}
+
+/// How completions are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CqMode {
+    /// One CQE a WQE, in its slot
+    PerSlot,
+    /// One CQE, overwritten
+    Collapsed,
+}
+
+impl CqMode {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PerSlot => "per-slot",
+            Self::Collapsed => "collapsed",
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  doorbell perf put-bw --quick            a first look: small, every byte checked
+  doorbell perf put-bw --size 8:1M        rates and bandwidth over sizes
+  doorbell perf put-bw --initiator gpu,proxy,cpu --blocks 1:128
+                                          who should post? rows and ratios
+  doorbell perf put-bw --link shm --hca-cores 0 --batch 32
+                                          two processes on two cores
+  doorbell perf forward --gpu cuda        HCA to kernel and back
+  doorbell perf post --sharing gpu --blocks 64 --threads 32
+                                          cost of posting alone
+
+Lists are comma-separated; A:B doubles from A to B; sizes take K, M, G.";
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct PerfArgs {
+    #[arg(value_enum, hide_possible_values = false)]
+    pub(crate) test: Test,
+
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+
+    /// Who posts; a list runs each on the same set-up and prints ratios
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHO",
+        value_delimiter = ',',
+        default_value = "gpu",
+        help_heading = "Load"
+    )]
+    pub(crate) initiator: Vec<Initiator>,
+
+    /// How the bytes reach the target
+    #[arg(long, value_enum, default_value = "loopback", help_heading = "Set-up")]
+    pub(crate) link: Link,
+
+    /// Where payloads lie
+    #[arg(long, value_enum, default_value = "host", help_heading = "Set-up")]
+    pub(crate) mem: Place,
+
+    /// Where work queues lie [default: host]
+    #[arg(long, value_enum, help_heading = "Set-up")]
+    pub(crate) queue_mem: Option<Place>,
+
+    /// Who shares a QP
+    #[arg(long, value_enum, default_value = "exclusive", help_heading = "Load")]
+    pub(crate) sharing: Sharing,
+
+    /// Blocks of the kernel, a list
+    #[arg(long, value_name = "LIST", value_parser = lists::blocks, default_value = "1", help_heading = "Load")]
+    pub(crate) blocks: List,
+
+    /// Threads of a block [default: 1 with exclusive QPs, else 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Load")]
+    pub(crate) threads: Option<u32>,
+
+    /// Queue pairs [default: one a thread, a block or a GPU, as shared]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536), help_heading = "Load")]
+    pub(crate) qps: Option<u32>,
+
+    /// Slots of each work queue, a power of two
+    #[arg(long, value_name = "N", value_parser = lists::depth, default_value = "1024", help_heading = "Set-up")]
+    pub(crate) depth: u32,
+
+    /// Messages a doorbell [default: 32 for rates, 1 for latencies]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32_768), help_heading = "Load")]
+    pub(crate) batch: Option<u32>,
+
+    /// Bytes a message, a list [default: 8; forward: 32]
+    #[arg(long, value_name = "LIST", value_parser = lists::sizes, help_heading = "Load")]
+    pub(crate) size: Option<List>,
+
+    /// Messages a thread (latencies: samples)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40), conflicts_with = "secs", help_heading = "Load")]
+    pub(crate) iters: Option<u64>,
+
+    /// Seconds a case [default: 1]
+    #[arg(long, value_name = "S", value_parser = lists::seconds, help_heading = "Load")]
+    pub(crate) secs: Option<Duration>,
+
+    /// Compare every byte with what was sent, look for lost, doubled and stray ones
+    #[arg(long, help_heading = "Checking")]
+    pub(crate) check: bool,
+
+    /// Do not check (with --quick, which does)
+    #[arg(long, conflicts_with = "check", help_heading = "Checking")]
+    pub(crate) no_check: bool,
+
+    /// Seed of payloads and order [default: drawn, and printed]
+    #[arg(long, value_name = "N", help_heading = "Checking")]
+    pub(crate) seed: Option<u64>,
+
+    /// A small run: few messages, a second or two in all, every byte checked
+    #[arg(long, conflicts_with_all = ["iters", "secs"], help_heading = "Load")]
+    pub(crate) quick: bool,
+
+    /// How completions are reported [default: per-slot]
+    #[arg(long, value_enum, value_name = "KIND", help_heading = "Set-up")]
+    pub(crate) cq: Option<CqMode>,
+
+    /// How posters tell the engine [default: record; assisted: producer]
+    #[arg(long, value_enum, value_name = "HOW", help_heading = "Set-up")]
+    pub(crate) handler: Option<Handler>,
+
+    /// Give up when nothing happens for this many seconds
+    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10", help_heading = "Set-up")]
+    pub(crate) timeout: Duration,
+
+    /// Post without looking for space, as NVIDIA's benchmark does (post only; always so there)
+    #[arg(long, hide = true)]
+    pub(crate) skip_availability: bool,
+
+    /// Run another GPU module's kernels (cubin or PTX, same names and parameters) beside ours
+    #[arg(long, value_name = "FILE", help_heading = "For developers")]
+    pub(crate) module: Option<PathBuf>,
+
+    /// Leave out the baseline measurement
+    #[arg(long, help_heading = "Load")]
+    pub(crate) no_baseline: bool,
+
+    /// Write results as JSON to FILE, or to standard output with `-`
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_model_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn lists_and_defaults() {
+        let Command::Perf(perf) = Cli::try_parse_from([
+            "doorbell",
+            "perf",
+            "put-bw",
+            "--size",
+            "8:32",
+            "--initiator",
+            "gpu,cpu",
+        ])
+        .unwrap()
+        .command
+        else {
+            panic!("not perf")
+        };
+        assert_eq!(perf.size.unwrap().0, [8, 16, 32]);
+        assert_eq!(perf.initiator, [Initiator::Gpu, Initiator::Cpu]);
+        assert_eq!(perf.depth, 1024);
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        for (args, part) in [
+            (vec!["put-bw", "--depth", "1000"], "nearest is 1024"),
+            (vec!["put-bw", "--size", "4Q"], "1024-based"),
+            (vec!["nonsense"], "put-bw"),
+            (
+                vec!["post", "--iters", "5", "--secs", "1"],
+                "cannot be used with",
+            ),
+            (vec!["post", "--threads", "2000"], "1..=1024"),
+        ] {
+            let all = ["doorbell", "perf"].into_iter().chain(args.iter().copied());
+            let error = Cli::try_parse_from(all).unwrap_err().to_string();
+            assert!(error.contains(part), "{args:?}: {error}");
+        }
+    }
+}

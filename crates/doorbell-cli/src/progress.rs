@@ -1,0 +1,72 @@
+//! A progress bar on standard error for runs that take more than a moment.
+//! Only on a terminal, and only once a second has passed, so that quick runs and pipes stay clean.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How long a run may take before it shows a bar.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// One bar over all cases of a run.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+    started: Instant,
+    /// Of how many cases, and how many are behind us.
+    cases: usize,
+    done: usize,
+}
+
+impl Progress {
+    /// A bar over `cases` equal shares.
+    pub(crate) fn new(cases: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::hidden();
+            bar.set_length(1000 * cases as u64);
+            bar.set_style(
+                ProgressStyle::with_template("{bar:30} {msg} [{elapsed}]")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
+            bar
+        });
+        Self {
+            bar,
+            started: Instant::now(),
+            cases,
+            done: 0,
+        }
+    }
+
+    /// The case at hand is `share` (0 to 1) done.
+    pub(crate) fn at(&mut self, share: f64, what: &str) {
+        let Some(bar) = &self.bar else { return };
+        if bar.is_hidden() && self.started.elapsed() > PATIENCE {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr_with_hz(4));
+        }
+        let (done, cases) = (self.done + 1, self.cases);
+        bar.set_message(format!("{what} ({done} of {cases})"));
+        bar.set_position((1000.0 * (self.done as f64 + share.clamp(0.0, 1.0))) as u64);
+    }
+
+    /// The case at hand is behind us.
+    pub(crate) fn next(&mut self) {
+        self.done += 1;
+    }
+
+    /// Prints below nothing: hides the bar while `print` writes to the terminal.
+    pub(crate) fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
