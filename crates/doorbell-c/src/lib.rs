@@ -6,6 +6,7 @@
 mod error;
 mod handle;
 mod status;
+pub mod types;
 
 pub use error::{doorbell_last_error, doorbell_last_status, doorbell_status_text};
 pub use status::{ALL, Status};
