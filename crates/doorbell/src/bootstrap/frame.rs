@@ -1,0 +1,319 @@
+//! Frames and sockets under the bootstrap exchange.
+//!
+//! A frame is a 24-byte little-endian header {magic, version, kind, rank, sequence, length} and a body.
+//! Everything here has a deadline and checks what arrives before it allocates for it.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use super::{BootstrapError, Rendezvous, Result};
+
+pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
+pub(super) const VERSION: u16 = 1;
+pub(super) const HEADER: usize = 24;
+/// Largest frame: what all ranks send in one collective, together.
+pub(super) const MAX_FRAME: usize = 64 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Hello = 1,
+    Welcome = 2,
+    Gather = 3,
+    Scatter = 4,
+    Fail = 5,
+}
+
+impl Kind {
+    fn parse(raw: u16) -> Option<Self> {
+        [
+            Self::Hello,
+            Self::Welcome,
+            Self::Gather,
+            Self::Scatter,
+            Self::Fail,
+        ]
+        .into_iter()
+        .find(|k| *k as u16 == raw)
+    }
+}
+
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    pub(super) rank: u32,
+    /// Counts collectives, so that two ranks in different calls notice.
+    pub(super) sequence: u32,
+    pub(super) body: Vec<u8>,
+}
+
+pub(super) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+pub(super) enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl Stream {
+    fn timeout(&self, left: Duration) -> io::Result<()> {
+        // A zero time-out means "for ever" to the system, which is what must never happen.
+        let left = Some(left.max(Duration::from_millis(1)));
+        match self {
+            Self::Unix(s) => s
+                .set_read_timeout(left)
+                .and_then(|()| s.set_write_timeout(left)),
+            Self::Tcp(s) => s
+                .set_read_timeout(left)
+                .and_then(|()| s.set_write_timeout(left)),
+        }
+    }
+
+    fn read_exact_by(&mut self, mut buf: &mut [u8], deadline: Instant) -> io::Result<()> {
+        while !buf.is_empty() {
+            self.timeout(deadline.saturating_duration_since(Instant::now()))?;
+            let got = match self {
+                Self::Unix(s) => s.read(buf),
+                Self::Tcp(s) => s.read(buf),
+            };
+            match got {
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "it closed its connection",
+                    ));
+                }
+                Ok(n) => buf = &mut buf[n..],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if timed_out(&e) && Instant::now() < deadline => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_all_by(&mut self, mut buf: &[u8], deadline: Instant) -> io::Result<()> {
+        while !buf.is_empty() {
+            self.timeout(deadline.saturating_duration_since(Instant::now()))?;
+            let put = match self {
+                Self::Unix(s) => s.write(buf),
+                Self::Tcp(s) => s.write(buf),
+            };
+            match put {
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::WriteZero,
+                        "it closed its connection",
+                    ));
+                }
+                Ok(n) => buf = &buf[n..],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if timed_out(&e) && Instant::now() < deadline => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(HEADER + frame.body.len());
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(frame.kind as u16).to_le_bytes());
+        bytes.extend_from_slice(&frame.rank.to_le_bytes());
+        bytes.extend_from_slice(&frame.sequence.to_le_bytes());
+        bytes.extend_from_slice(&(frame.body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&frame.body);
+        self.write_all_by(&bytes, deadline)
+    }
+
+    /// Reads one frame; `from` only names the sender in errors.
+    pub(super) fn receive(
+        &mut self,
+        from: u32,
+        what: &'static str,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Frame> {
+        let mut head = [0u8; HEADER];
+        let lost = |e: io::Error| {
+            if timed_out(&e) {
+                BootstrapError::Missing {
+                    what,
+                    missing: vec![from],
+                    world: 0,
+                    after: Duration::ZERO,
+                }
+            } else {
+                BootstrapError::Lost {
+                    what,
+                    rank: from,
+                    reason: e.to_string(),
+                }
+            }
+        };
+        self.read_exact_by(&mut head, deadline).map_err(lost)?;
+        let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let u32_at =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let protocol = |found: String, expected: String| BootstrapError::Protocol {
+            rank: from,
+            found,
+            expected,
+        };
+        if u32_at(0) != MAGIC {
+            return Err(protocol(
+                format!("magic {:#010x}", u32_at(0)),
+                format!("magic {MAGIC:#010x}"),
+            ));
+        }
+        if u16_at(4) != VERSION {
+            return Err(protocol(
+                format!("version {}", u16_at(4)),
+                format!("version {VERSION}"),
+            ));
+        }
+        let kind = Kind::parse(u16_at(6)).ok_or_else(|| {
+            protocol(
+                format!("message kind {}", u16_at(6)),
+                "kind 1 to 5".to_owned(),
+            )
+        })?;
+        let len = u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32;
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|&l| l <= limit)
+            .ok_or_else(|| {
+                protocol(
+                    format!("a frame of {len} bytes"),
+                    format!("at most {limit} bytes"),
+                )
+            })?;
+        let mut body = vec![0u8; len];
+        self.read_exact_by(&mut body, deadline).map_err(lost)?;
+        Ok(Frame {
+            kind,
+            rank: u32_at(8),
+            sequence: u32_at(12),
+            body,
+        })
+    }
+}
+
+fn timed_out(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+impl Listener {
+    pub(super) fn open(at: &Rendezvous) -> io::Result<Self> {
+        match at {
+            Rendezvous::Unix(path) => {
+                // A socket file that a dead rank 0 left behind refuses connections; a live one accepts them.
+                if UnixStream::connect(path)
+                    .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+                {
+                    std::fs::remove_file(path)?;
+                }
+                let listener = UnixListener::bind(path)?;
+                listener.set_nonblocking(true)?;
+                Ok(Self::Unix(listener))
+            }
+            Rendezvous::Tcp(addr) => {
+                let listener = TcpListener::bind(addr)?;
+                listener.set_nonblocking(true)?;
+                Ok(Self::Tcp(listener))
+            }
+        }
+    }
+
+    /// One attempt; `None` when nobody is knocking (or someone of another user is).
+    pub(super) fn accept(&self) -> io::Result<Option<Stream>> {
+        let accepted = match self {
+            Self::Unix(l) => l.accept().map(|(s, _)| Stream::Unix(s)),
+            Self::Tcp(l) => l.accept().map(|(s, _)| Stream::Tcp(s)),
+        };
+        match accepted {
+            Ok(stream) => {
+                match &stream {
+                    Stream::Unix(s) => {
+                        s.set_nonblocking(false)?;
+                        let peer = rustix::net::sockopt::socket_peercred(s)?;
+                        if peer.uid != rustix::process::geteuid() {
+                            tracing::warn!(
+                                uid = peer.uid.as_raw(),
+                                "bootstrap: refused a process of another user"
+                            );
+                            return Ok(None);
+                        }
+                    }
+                    Stream::Tcp(s) => {
+                        s.set_nonblocking(false)?;
+                        s.set_nodelay(true)?;
+                    }
+                }
+                Ok(Some(stream))
+            }
+            Err(e) if timed_out(&e) || e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream> {
+    match at {
+        Rendezvous::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
+        Rendezvous::Tcp(addr) => {
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+            for addr in addr.to_socket_addrs()? {
+                match TcpStream::connect_timeout(&addr, left.max(Duration::from_millis(1))) {
+                    Ok(s) => return s.set_nodelay(true).map(|()| Stream::Tcp(s)),
+                    Err(e) => last = e,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+/// Length-prefixed list: u32 count, then u32 length and bytes of each.
+pub(super) fn pack(blobs: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(4 + blobs.iter().map(|b| 4 + b.len()).sum::<usize>());
+    out.extend_from_slice(&(blobs.len() as u32).to_le_bytes());
+    for blob in blobs {
+        out.extend_from_slice(&(blob.len() as u32).to_le_bytes());
+        out.extend_from_slice(blob);
+    }
+    out
+}
+
+pub(super) fn unpack(bytes: &[u8], from: u32) -> Result<Vec<Vec<u8>>> {
+    let broken = || BootstrapError::Protocol {
+        rank: from,
+        found: "a list whose lengths do not add up".to_owned(),
+        expected: "count, then length and bytes of each blob".to_owned(),
+    };
+    let take = |at: &[u8]| {
+        at.first_chunk::<4>()
+            .map(|b| u32::from_le_bytes(*b) as usize)
+    };
+    let count = take(bytes).ok_or_else(broken)?;
+    let mut rest = &bytes[4..];
+    let mut out = Vec::new();
+    for _ in 0..count {
+        let len = take(rest).ok_or_else(broken)?;
+        let (blob, tail) = rest[4..].split_at_checked(len).ok_or_else(broken)?;
+        out.push(blob.to_vec());
+        rest = tail;
+    }
+    if rest.is_empty() {
+        Ok(out)
+    } else {
+        Err(broken())
+    }
+}
