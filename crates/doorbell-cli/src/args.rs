@@ -46,22 +46,12 @@ pub(crate) struct InfoArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Where kernels run: auto, host (threads play the GPU), cuda or cuda:N
-    #[arg(
-        long,
-        value_name = "GPU",
-        env = "DOORBELL_GPU",
-        default_value = "auto",
-        hide_env_values = true
-    )]
-    pub(crate) gpu: String,
+    /// [env: DOORBELL_GPU] [default: auto]
+    #[arg(long, value_name = "GPU")]
+    pub(crate) gpu: Option<String>,
     /// HCA engine threads; 0: the waiting thread drives the engine itself
-    /// [default: chosen from cores and GPU]
-    #[arg(
-        long,
-        value_name = "N",
-        env = "DOORBELL_HCA_CORES",
-        hide_env_values = true
-    )]
+    /// [env: DOORBELL_HCA_CORES] [default: chosen from cores and GPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) hca_cores: Option<u32>,
 }
 

@@ -4,6 +4,7 @@ mod args;
 mod cputime;
 mod environment;
 mod lists;
+mod perf;
 mod progress;
 mod schema;
 mod stats;

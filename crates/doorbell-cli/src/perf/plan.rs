@@ -1,0 +1,402 @@
+//! From arguments to cases: every combination that will be measured, checked for sense first.
+//! What cannot work is refused here, before anything is set up, with the option to change.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::args::{CqMode, Handler, Initiator, Link, PerfArgs, Place, Sharing, Test};
+
+/// Payload memory that a checked round may take on each side.
+const CHECK_BYTES: u64 = 32 << 20;
+/// Messages that a checked round has at most, over all threads.
+const CHECK_MESSAGES: u64 = 1 << 20;
+/// What an unchecked run cycles through, per thread: perftest's cycle buffer.
+const CYCLE_BYTES: u64 = 4096;
+/// Payload memory on each side, checked or not.
+const MAX_BYTES: u64 = 4 << 30;
+/// Threads that `--initiator cpu` and the host GPU may be asked for.
+const MAX_THREADS: u64 = 1 << 20;
+
+/// When a case is over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Limit {
+    /// So many messages a thread (samples, for latencies).
+    Iters(u64),
+    /// So long.
+    Time(Duration),
+}
+
+/// One line of the result table.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Case {
+    pub(crate) test: Test,
+    pub(crate) initiator: Initiator,
+    /// The kernels of `--module` post, not ours.
+    pub(crate) foreign: bool,
+    pub(crate) link: Link,
+    pub(crate) mem: Place,
+    pub(crate) queue_mem: Place,
+    pub(crate) sharing: Sharing,
+    pub(crate) handler: Handler,
+    pub(crate) cq: CqMode,
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+    pub(crate) qps: u32,
+    pub(crate) depth: u32,
+    pub(crate) batch: u32,
+    pub(crate) size: u64,
+    pub(crate) limit: Limit,
+    pub(crate) check: bool,
+    pub(crate) baseline: bool,
+    pub(crate) timeout: Duration,
+    pub(crate) seed: u64,
+}
+
+impl Case {
+    /// Threads of the whole grid.
+    pub(crate) fn grid(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.threads)
+    }
+
+    /// Messages of a thread's window: each has a place of its own there.
+    pub(crate) fn window_messages(&self) -> u64 {
+        let stride = self.stride();
+        let most = if self.check {
+            (CHECK_BYTES / self.grid() / stride).clamp(1, (CHECK_MESSAGES / self.grid()).max(1))
+        } else {
+            (CYCLE_BYTES / stride).max(1)
+        };
+        match self.limit {
+            Limit::Iters(n) if self.check => most.min(n),
+            _ => most,
+        }
+    }
+
+    /// Bytes from one message's place to the next.
+    pub(crate) fn stride(&self) -> u64 {
+        if self.test == Test::AtomicRate {
+            8
+        } else {
+            self.size
+        }
+    }
+
+    /// What the row is called where initiators are listed.
+    pub(crate) fn who(&self) -> &'static str {
+        if self.foreign {
+            "module"
+        } else {
+            self.initiator.name()
+        }
+    }
+}
+
+/// Every case of a run, in the order measured: for each number of blocks and each size, all
+/// initiators one after the other, so that what is compared was measured in the same minute.
+pub(crate) fn cases(args: &PerfArgs, seed: u64) -> Result<Vec<Case>> {
+    let sizes = match &args.size {
+        Some(list) => list.0.clone(),
+        None => vec![default_size(args.test)],
+    };
+    let mut out = Vec::new();
+    for &blocks in &args.blocks.0 {
+        for &size in &sizes {
+            for &initiator in &args.initiator {
+                let case = case(args, initiator, blocks as u32, size, seed)?;
+                if args.module.is_some() && initiator != Initiator::Cpu {
+                    let mut foreign = case.clone();
+                    foreign.foreign = true;
+                    out.extend([case, foreign]);
+                } else {
+                    out.push(case);
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn default_size(test: Test) -> u64 {
+    match test {
+        Test::Forward => 32,
+        _ => 8,
+    }
+}
+
+fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64) -> Result<Case> {
+    let test = args.test;
+    let check = args.check || (args.quick && !args.no_check && test != Test::Post);
+    let threads = args.threads.unwrap_or(match args.sharing {
+        Sharing::Exclusive => 1,
+        Sharing::Block | Sharing::Gpu => 32,
+    });
+    let (blocks, threads) = if test.is_latency() {
+        // One message at a time: one poster (and, for ping-pongs, one on the other side).
+        if args.blocks.0 != [1] || args.threads.is_some_and(|t| t != 1) {
+            bail!(
+                "{} measures one message at a time: leave --blocks and --threads at 1",
+                test.name()
+            );
+        }
+        (1, 1)
+    } else {
+        (blocks, threads)
+    };
+    let grid = u64::from(blocks) * u64::from(threads);
+    if grid > MAX_THREADS {
+        bail!(
+            "{blocks} blocks of {threads} threads are {grid} threads: at most {MAX_THREADS}; lower --blocks or --threads"
+        );
+    }
+    let qps = qps(args, blocks, threads)?;
+    let batch = args.batch.unwrap_or(if test.is_latency() {
+        1
+    } else {
+        32.min(args.depth / 2)
+    });
+    if test.is_latency() && batch != 1 {
+        bail!(
+            "{} sends one message at a time: --batch does not apply",
+            test.name()
+        );
+    }
+    if batch > args.depth {
+        bail!(
+            "a batch of {batch} does not fit a queue of {} slots: lower --batch or raise --depth",
+            args.depth
+        );
+    }
+    let handler = handler(args, initiator)?;
+    sense(args, initiator, size, check)?;
+    let limit = match (args.iters, args.secs) {
+        (Some(n), _) => Limit::Iters(n),
+        (_, Some(t)) => Limit::Time(t),
+        _ if args.quick => Limit::Iters(quick_iters(test, size, grid)),
+        _ => Limit::Time(Duration::from_secs(1)),
+    };
+    let case = Case {
+        test,
+        initiator,
+        foreign: false,
+        link: args.link,
+        mem: args.mem,
+        queue_mem: args.queue_mem.unwrap_or(Place::Host),
+        sharing: args.sharing,
+        handler,
+        cq: args.cq.unwrap_or(CqMode::PerSlot),
+        blocks,
+        threads,
+        qps,
+        depth: args.depth,
+        batch,
+        size,
+        limit,
+        check,
+        baseline: !args.no_baseline,
+        timeout: args.timeout,
+        seed,
+    };
+    let bytes = case.window_messages() * case.stride() * case.grid();
+    if bytes > MAX_BYTES {
+        bail!(
+            "{grid} threads with messages of {size} bytes take {bytes} bytes a side: at most {MAX_BYTES}; lower --size, --blocks or --threads"
+        );
+    }
+    Ok(case)
+}
+
+fn qps(args: &PerfArgs, blocks: u32, threads: u32) -> Result<u32> {
+    let grid = blocks * threads;
+    let (needed, each) = match args.sharing {
+        Sharing::Exclusive => (grid, "every thread has its own"),
+        Sharing::Block => (blocks, "every block has its own"),
+        Sharing::Gpu => (1, "all threads share"),
+    };
+    let qps = args.qps.unwrap_or(needed);
+    match args.sharing {
+        // More QPs than posters are idle ones: what they cost is worth measuring.
+        _ if qps < needed => bail!(
+            "--qps {qps} is too few: with --sharing {} {each}, so {blocks} blocks of {threads} threads need {needed}",
+            args.sharing.name()
+        ),
+        _ if qps > 65_536 => {
+            bail!("{qps} QPs are more than 65536: lower --blocks, --threads or --qps")
+        }
+        _ => Ok(qps),
+    }
+}
+
+fn handler(args: &PerfArgs, initiator: Initiator) -> Result<Handler> {
+    match (initiator, args.handler) {
+        (Initiator::Assisted, None | Some(Handler::Producer)) => Ok(Handler::Producer),
+        (Initiator::Assisted, Some(other)) => bail!(
+            "--initiator assisted means that the CPU rings: it takes --handler producer, not {}",
+            other.name()
+        ),
+        (_, Some(handler)) => Ok(handler),
+        (_, None) => Ok(Handler::Record),
+    }
+}
+
+/// Combinations that mean nothing.
+fn sense(args: &PerfArgs, initiator: Initiator, size: u64, check: bool) -> Result<()> {
+    let name = args.test.name();
+    match args.test {
+        Test::Post => {
+            if initiator == Initiator::Proxy {
+                bail!(
+                    "post measures a kernel's own posting: --initiator proxy does not post there"
+                );
+            }
+            if args.link == Link::Shm {
+                bail!("post has no engine and so no link: leave --link out");
+            }
+            if check {
+                bail!("post moves nothing, so there is nothing to check: leave --check out");
+            }
+        }
+        Test::Forward => {
+            if initiator != Initiator::Gpu {
+                bail!("forward is answered by a kernel: leave --initiator at gpu");
+            }
+            if args.link == Link::Shm {
+                bail!("forward measures the HCA of this process: leave --link out");
+            }
+            if size > 44 {
+                bail!("forward answers with an inline WQE: --size is at most 44, not {size}");
+            }
+        }
+        Test::AtomicRate if size != 8 && args.size.is_some() => {
+            bail!("atomics have 8 bytes: leave --size out or at 8");
+        }
+        Test::PutLat | Test::SignalLat if size < 8 => {
+            bail!("{name} waits for an 8-byte stamp in the message: --size is at least 8");
+        }
+        _ => {}
+    }
+    if initiator == Initiator::Proxy
+        && matches!(
+            args.test,
+            Test::GetBw | Test::GetLat | Test::AtomicRate | Test::SignalLat
+        )
+    {
+        bail!("--initiator proxy carries puts only: {name} takes gpu, assisted or cpu");
+    }
+    Ok(())
+}
+
+/// Messages a thread that make a quick run of about a second on two cores, whatever the size.
+fn quick_iters(test: Test, size: u64, grid: u64) -> u64 {
+    if test.is_latency() {
+        return 10_000;
+    }
+    let messages = (256u64 << 20) / size.max(256);
+    (messages / grid).clamp(64, 1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn parse(text: &str) -> Result<Vec<Case>> {
+        let all = ["doorbell", "perf"]
+            .into_iter()
+            .chain(text.split_whitespace());
+        match Cli::try_parse_from(all)?.command {
+            Command::Perf(args) => cases(&args, 1),
+            _ => unreachable!("the words begin with perf"),
+        }
+    }
+
+    #[test]
+    fn lists_multiply_and_compared_rows_are_neighbours() {
+        let cases = parse("put-bw --blocks 1,2 --size 8,64 --initiator gpu,cpu").unwrap();
+        let shapes: Vec<_> = cases
+            .iter()
+            .map(|c| (c.blocks, c.size, c.initiator))
+            .collect();
+        assert_eq!(shapes.len(), 8);
+        assert_eq!(shapes[0], (1, 8, Initiator::Gpu));
+        assert_eq!(shapes[1], (1, 8, Initiator::Cpu));
+        assert_eq!(shapes[2], (1, 64, Initiator::Gpu));
+        assert_eq!(shapes[7], (2, 64, Initiator::Cpu));
+    }
+
+    #[test]
+    fn defaults_follow_the_sharing_mode() {
+        let one = |text: &str| parse(text).unwrap().remove(0);
+        let case = one("put-bw --blocks 4");
+        assert_eq!((case.threads, case.qps, case.batch), (1, 4, 32));
+        let case = one("put-bw --blocks 4 --sharing block");
+        assert_eq!((case.threads, case.qps), (32, 4));
+        let case = one("put-bw --blocks 4 --sharing gpu");
+        assert_eq!((case.threads, case.qps), (32, 1));
+        let case = one("put-bw --qps 4096");
+        assert_eq!((case.grid(), case.qps), (1, 4096));
+        let case = one("put-lat");
+        assert_eq!((case.batch, case.check), (1, false));
+        assert_eq!(case.limit, Limit::Time(Duration::from_secs(1)));
+        let case = one("put-bw --quick");
+        assert!(case.check);
+        assert!(matches!(case.limit, Limit::Iters(_)));
+        assert!(!one("put-bw --quick --no-check").check);
+        assert_eq!(
+            one("put-bw --initiator assisted").handler,
+            Handler::Producer
+        );
+    }
+
+    #[test]
+    fn windows_fit_their_budget() {
+        for text in [
+            "put-bw --check --size 8",
+            "put-bw --check --size 1M",
+            "put-bw --check --size 64M",
+            "put-bw --check --size 64 --blocks 512 --threads 32 --sharing block",
+            "put-bw --size 8",
+            "put-bw --size 1M",
+        ] {
+            let case = parse(text).unwrap().remove(0);
+            let messages = case.window_messages();
+            assert!(messages >= 1, "{text}");
+            if messages > 1 {
+                assert!(
+                    messages * case.stride() * case.grid() <= CHECK_BYTES,
+                    "{text}"
+                );
+            }
+        }
+        let case = parse("put-bw --check --iters 10").unwrap().remove(0);
+        assert_eq!(case.window_messages(), 10);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_option_to_change() {
+        for (text, part) in [
+            ("put-bw --blocks 4 --qps 2", "need 4"),
+            ("put-bw --batch 64 --depth 32", "raise --depth"),
+            (
+                "put-bw --initiator assisted --handler record",
+                "--handler producer",
+            ),
+            ("put-lat --blocks 2", "leave --blocks"),
+            ("put-lat --batch 4", "--batch"),
+            ("post --initiator proxy", "proxy"),
+            ("post --check", "leave --check out"),
+            ("post --link shm", "--link"),
+            ("forward --initiator cpu", "--initiator"),
+            ("forward --size 64", "at most 44"),
+            ("atomic-rate --size 16", "--size"),
+            ("put-lat --size 4", "at least 8"),
+            ("get-bw --initiator proxy", "puts only"),
+            ("put-bw --size 1G --blocks 64", "lower --size"),
+            ("put-bw --blocks 65535 --threads 1024", "at most 1048576"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

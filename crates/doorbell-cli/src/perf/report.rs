@@ -1,0 +1,243 @@
+//! What a run says: a heading, a table row as each case ends, ratios between initiators, and
+//! the result file. Standard output carries the table, or the JSON with `--json -`.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::plan::Case;
+use crate::args::Test;
+use crate::schema::{Environment, Outcome, Report, SCHEMA};
+use crate::table::{Column, Table};
+use crate::units;
+
+/// A result and the case it came from.
+pub(crate) struct Row {
+    pub(crate) case: Case,
+    pub(crate) outcome: Outcome,
+}
+
+/// Prints rows as they come and keeps them.
+pub(crate) struct Reporter {
+    table: Table,
+    /// The table goes to standard error when standard output carries the JSON.
+    quiet_stdout: bool,
+    rows: Vec<Row>,
+    latency: bool,
+}
+
+impl Reporter {
+    pub(crate) fn new(test: Test, json_on_stdout: bool) -> Self {
+        let latency = test.is_latency();
+        let mut columns = vec![
+            Column::left("poster", 8),
+            Column::right("grid", 8),
+            Column::right("QPs", 4),
+        ];
+        if latency {
+            columns.extend([
+                Column::right("size", 7),
+                Column::right("samples", 9),
+                Column::right("min", 7),
+                Column::right("p50", 7),
+                Column::right("p99", 7),
+            ]);
+        } else {
+            columns.extend([
+                Column::right("batch", 5),
+                Column::right("size", 7),
+                Column::right("msg/s", 7),
+                Column::right("B/s", 7),
+                Column::right("baseline", 8),
+            ]);
+        }
+        columns.extend([Column::right("CPUs", 4), Column::left("check", 5)]);
+        let terminal = if json_on_stdout {
+            io::stderr().is_terminal()
+        } else {
+            io::stdout().is_terminal()
+        };
+        let styled = terminal && std::env::var_os("NO_COLOR").is_none();
+        Self {
+            table: Table::new(columns, styled),
+            quiet_stdout: json_on_stdout,
+            rows: Vec::new(),
+            latency,
+        }
+    }
+
+    fn out(&self) -> Box<dyn Write> {
+        if self.quiet_stdout {
+            Box::new(io::stderr())
+        } else {
+            Box::new(io::stdout())
+        }
+    }
+
+    /// Lines that say what is about to be measured, then the table's heading.
+    pub(crate) fn heading(&self, lines: &[String]) -> io::Result<()> {
+        let mut out = self.out();
+        for line in lines {
+            for part in crate::table::wrap(line, 80) {
+                writeln!(out, "{part}")?;
+            }
+        }
+        writeln!(out)?;
+        self.table.header(&mut out)
+    }
+
+    /// One row.
+    pub(crate) fn row(&mut self, row: Row) -> io::Result<()> {
+        let cells = self.cells(&row);
+        self.table.row(&mut self.out(), &cells)?;
+        self.rows.push(row);
+        Ok(())
+    }
+
+    /// A line below the table.
+    pub(crate) fn line(&self, text: &str) -> io::Result<()> {
+        let mut out = self.out();
+        for part in crate::table::wrap(text, 80) {
+            writeln!(out, "{part}")?;
+        }
+        Ok(())
+    }
+
+    fn cells(&self, row: &Row) -> Vec<String> {
+        let (case, outcome) = (&row.case, &row.outcome);
+        let grid = format!("{}x{}", case.blocks, case.threads);
+        let mut cells = vec![case.who().to_owned(), grid, case.qps.to_string()];
+        if self.latency {
+            let time = |f: fn(&crate::schema::Latency) -> u64| {
+                outcome
+                    .latency_ns
+                    .as_ref()
+                    .map_or("-".to_owned(), |l| units::time(f(l) as f64))
+            };
+            cells.extend([
+                units::size(outcome.size),
+                units::grouped(outcome.messages),
+                time(|l| l.min),
+                time(|l| l.p50),
+                time(|l| l.p99),
+            ]);
+        } else {
+            let rate = |v: Option<f64>| v.map_or("-".to_owned(), units::scaled);
+            cells.extend([
+                case.batch.to_string(),
+                units::size(outcome.size),
+                rate(outcome.messages_per_s),
+                rate(outcome.bytes_per_s),
+                outcome
+                    .baseline_ns
+                    .filter(|ns| *ns > 0.0)
+                    .map_or("-".to_owned(), |ns| {
+                        units::scaled(outcome.size as f64 * 1e9 / ns)
+                    }),
+            ]);
+        }
+        cells.push(
+            outcome
+                .cpu_cores_used
+                .map_or("-".to_owned(), |c| format!("{c:.1}")),
+        );
+        cells.push(match (outcome.checked, outcome.errors) {
+            (_, 1..) => "WRONG".to_owned(),
+            (true, 0) => "ok".to_owned(),
+            (false, 0) => "-".to_owned(),
+        });
+        cells
+    }
+
+    /// Rows so far.
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Where cases differ only in who posts: each against the first.
+    pub(crate) fn ratios(&self) -> io::Result<()> {
+        let mut out = self.out();
+        let mut first: Option<&Row> = None;
+        let mut line = String::new();
+        let mut any = false;
+        for row in &self.rows {
+            let same = first
+                .is_some_and(|f| (f.case.blocks, f.case.size) == (row.case.blocks, row.case.size));
+            if !same {
+                any |= flush(&mut out, &mut line, any)?;
+                first = Some(row);
+                continue;
+            }
+            let Some(base) = first else { continue };
+            if let Some(ratio) = ratio(base, row) {
+                if line.is_empty() {
+                    line = format!(
+                        "  {}x{} {}:",
+                        row.case.blocks,
+                        row.case.threads,
+                        units::size(row.case.size)
+                    );
+                }
+                line.push_str(&format!(
+                    " {} = {} x {};",
+                    base.case.who(),
+                    units::three(ratio),
+                    row.case.who()
+                ));
+            }
+        }
+        flush(&mut out, &mut line, any)?;
+        Ok(())
+    }
+
+    /// The result file; `-` is standard output.
+    pub(crate) fn write_json(&self, to: &Path, environment: Environment) -> Result<()> {
+        let report = Report {
+            schema: SCHEMA.to_owned(),
+            environment,
+            results: self.rows.iter().map(|r| r.outcome.clone()).collect(),
+        };
+        let mut text = serde_json::to_string_pretty(&report).context("writing JSON")?;
+        text.push('\n');
+        if to.as_os_str() == "-" {
+            io::stdout()
+                .write_all(text.as_bytes())
+                .context("writing JSON to standard output")
+        } else {
+            std::fs::write(to, text).with_context(|| {
+                format!(
+                    "writing results to {}: choose a file that can be written with --json",
+                    to.display()
+                )
+            })
+        }
+    }
+}
+
+fn flush(out: &mut dyn Write, line: &mut String, any: bool) -> io::Result<bool> {
+    if line.is_empty() {
+        return Ok(false);
+    }
+    if !any {
+        writeln!(
+            out,
+            "\nWho posts, compared (rate ratio; for latencies, inverse of the medians'):"
+        )?;
+    }
+    writeln!(out, "{}", line.trim_end_matches(';'))?;
+    line.clear();
+    Ok(true)
+}
+
+/// How many times faster `base` is than `row`.
+fn ratio(base: &Row, row: &Row) -> Option<f64> {
+    match (&base.outcome.latency_ns, &row.outcome.latency_ns) {
+        (Some(a), Some(b)) if a.p50 > 0 => Some(b.p50 as f64 / a.p50 as f64),
+        (None, None) => {
+            let (a, b) = (base.outcome.messages_per_s?, row.outcome.messages_per_s?);
+            (b > 0.0).then(|| a / b)
+        }
+        _ => None,
+    }
+}
