@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Checks and measures Doorbell on a machine with an NVIDIA GPU, in one call, from a built distribution:
+#
+#     bench/gpu/run.sh [DIST] [OUT] [PART...]      DIST: what `cargo xtask dist` made (default target/dist)
+#                                                  OUT: where results go (default $OUT, else ./out)
+#                                                  PART: machine check post e2e forward memory proxy c (default: all)
+#
+# Needs no Rust there. Writes OUT/machine.txt, OUT/log.txt (what the commands printed) and OUT/results.jsonl (one
+# doorbell-perf/1 object a line). Every command has a time limit; the exit status is 1 if any of them failed.
+set -uo pipefail
+
+DIST=${1:-target/dist}
+OUT=${2:-${OUT:-out}}
+shift $(($# < 2 ? $# : 2))
+PARTS=${*:-machine check post e2e forward memory proxy c}
+SECS=${SECS:-1}         # seconds a measured case
+LIMIT=${LIMIT:-60}      # seconds a command may take
+DOORBELL=$DIST/bin/doorbell
+
+mkdir -p "$OUT"
+LOG=$OUT/log.txt RESULTS=$OUT/results.jsonl
+: >"$LOG" >"$RESULTS"
+ran=0 failed=()
+
+wants() { [[ " $PARTS " == *" $1 "* ]]; }
+
+# perf ARGS...: one command; its table goes to the log, its JSON becomes one line of the results.
+perf() {
+    local json begin=$SECONDS status
+    json=$(mktemp)
+    ran=$((ran + 1))
+    printf '\n$ doorbell perf %s\n' "$*" | tee -a "$LOG"
+    timeout --kill-after=5 "$LIMIT" "$DOORBELL" perf "$@" --gpu cuda --json "$json" 2>&1 | tee -a "$LOG"
+    status=${PIPESTATUS[0]}
+    if [ "$status" -ne 0 ]; then
+        failed+=("$status: perf $*")
+        printf 'FAILED with %s after %s s\n' "$status" $((SECONDS - begin)) | tee -a "$LOG"
+    fi
+    if [ -s "$json" ]; then
+        tr -d '\n' <"$json" >>"$RESULTS"
+        echo >>"$RESULTS"
+    fi
+    rm -f "$json"
+}
+
+# other COMMAND...: anything else that must succeed.
+other() {
+    local status
+    ran=$((ran + 1))
+    printf '\n$ %s\n' "$*" | tee -a "$LOG"
+    timeout --kill-after=5 "$LIMIT" "$@" 2>&1 | tee -a "$LOG"
+    status=${PIPESTATUS[0]}
+    [ "$status" -eq 0 ] || failed+=("$status: $*")
+}
+
+if wants machine; then
+    {
+        date -u +%FT%TZ
+        uname -a
+        lscpu 2>/dev/null | grep -E 'Model name|^CPU\(s\)|Socket|NUMA|MHz|L3' || true
+        grep -E 'MemTotal|HugePages_Total' /proc/meminfo
+        nvidia-smi --query-gpu=index,name,uuid,pci.bus_id,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.sm,clocks.max.sm,mig.mode.current --format=csv
+        nvidia-smi topo -m
+        ls -l /dev/gdrdrv /dev/infiniband 2>&1
+        "$DOORBELL" info --gpu cuda
+        "$DOORBELL" info --gpu cuda --json
+    } 2>&1 | tee "$OUT/machine.txt"
+fi
+
+# Every sharing mode, handler, CQ kind, operation and payload place: every byte compared.
+if wants check; then
+    for sharing in exclusive block gpu; do
+        for handler in record doorbell producer; do
+            for cq in per-slot collapsed; do
+                perf put-bw --quick --check --sharing $sharing --handler $handler --cq $cq --blocks 4 --threads 32
+            done
+        done
+    done
+    for mem in host gpu; do
+        for queue in host gpu; do
+            perf put-bw --quick --check --mem $mem --queue-mem $queue --size 8:64K
+            perf get-bw --quick --check --mem $mem --queue-mem $queue --size 8:64K --cq collapsed
+        done
+    done
+    for test in put-lat get-lat signal-lat atomic-rate forward; do
+        perf $test --quick --check
+    done
+    for initiator in assisted proxy cpu; do
+        perf put-bw --quick --check --initiator $initiator
+    done
+    perf put-bw --quick --check --link shm
+fi
+
+# Posting alone: the shapes of the table of anchors.
+if wants post; then
+    for queue in host gpu; do
+        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64,128 --batch 1
+        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64 --batch 32
+        perf post --secs "$SECS" --queue-mem $queue --sharing block --blocks 1,64 --threads 32 --batch 1
+        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 8,64 --threads 32 --batch 1
+        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 128 --threads 256 --batch 1
+    done
+    for handler in doorbell producer; do
+        perf post --secs "$SECS" --handler $handler --sharing block --blocks 64 --threads 32 --batch 1
+        perf post --secs "$SECS" --handler $handler --sharing gpu --blocks 64 --threads 32 --batch 1
+    done
+fi
+
+# End to end, flow control on, by number of engine threads.
+if wants e2e; then
+    for cores in 1 4; do
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing exclusive --blocks 1,64 --batch 1
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing exclusive --blocks 64 --batch 32
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing block --blocks 64 --threads 32 --batch 1
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing gpu --blocks 64 --threads 32 --batch 1
+    done
+    perf put-bw --secs "$SECS" --blocks 16 --size 1M
+    perf atomic-rate --secs "$SECS" --blocks 1,64
+    perf put-lat --secs "$SECS"
+    perf signal-lat --secs "$SECS"
+    perf get-lat --secs "$SECS"
+fi
+
+if wants forward; then
+    perf forward --secs "$((SECS * 3))"
+fi
+
+# Payloads in GPU memory, beside the copy engine's own rate.
+if wants memory; then
+    perf put-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M
+    perf get-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M --cq collapsed
+fi
+
+# Who should post: GPU, assisted, proxy or CPU, at equal cores.
+if wants proxy; then
+    perf put-bw --secs "$SECS" --initiator gpu,assisted,proxy,cpu --blocks 1:128 --batch 1
+    perf put-bw --secs "$SECS" --initiator gpu,assisted,proxy,cpu --blocks 1:128 --batch 32
+fi
+
+# Programs that know the C ABI alone: built before, or here where a compiler is.
+if wants c; then
+    here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+    for program in "$DIST"/examples/*; do
+        [ -x "$program" ] && other env LD_LIBRARY_PATH="$DIST/lib" "$program"
+    done
+    if command -v nvcc >/dev/null && [ -d "$here/crates/doorbell-c/examples/cuda" ]; then
+        other make -C "$here/crates/doorbell-c/examples/cuda" DIST="$(cd "$DIST" && pwd)" OUT="$(cd "$OUT" && pwd)/cuda" run
+    fi
+fi
+
+printf '\n%s command(s), %s failed\n' "$ran" "${#failed[@]}" | tee -a "$LOG"
+for line in "${failed[@]+"${failed[@]}"}"; do printf '  %s\n' "$line" | tee -a "$LOG"; done
+[ "${#failed[@]}" -eq 0 ] && [ "$ran" -gt 0 ]
