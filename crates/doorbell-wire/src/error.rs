@@ -121,10 +121,11 @@ impl core::fmt::Display for WqeError {
                 value,
                 allowed,
             } => {
-                write!(
-                    f,
-                    "opmod {value:#04x} does not fit {opcode}, which takes {allowed:#04x?}"
-                )
+                write!(f, "opmod {value:#04x} does not fit {opcode}, which takes")?;
+                for (i, opmod) in allowed.iter().enumerate() {
+                    write!(f, "{} {opmod:#04x}", if i == 0 { "" } else { " or" })?;
+                }
+                Ok(())
             }
             Self::Ds {
                 opcode,

@@ -123,7 +123,7 @@ pub struct Local {
     pub addr: u64,
     /// The region's lkey.
     pub key: Key,
-    /// Bytes: 1 to 2^31 - 1 in a WQE (0 would mean 2^31 to hardware; a request without payload has no data segment at all).
+    /// Bytes, below 2^31.
     pub len: u32,
 }
 

@@ -63,3 +63,8 @@ pub use opcode::{Opcode, UnknownOpcode, Width};
 pub use request::{Inline, Payload, Piece, Pieces, Request};
 pub use syndrome::{Syndrome, Vendor};
 pub use wqe::Wqe;
+
+/// Compiles the example of README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

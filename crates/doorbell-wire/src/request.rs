@@ -220,9 +220,18 @@ impl<'a> Request<'a> {
                     cqn,
                 }
             }
-            (Opcode::Dump, [data]) => Self::Dump {
-                local: data_segment(opcode, *data)?,
-            },
+            (Opcode::Dump, [data]) => {
+                let local = data_segment(opcode, *data)?;
+                if local.len == 0 {
+                    return Err(WqeError::Length {
+                        opcode,
+                        value: 0,
+                        min: 1,
+                        max: MAX_LEN.into(),
+                    });
+                }
+                Self::Dump { local }
+            }
             // `sizes` leaves nothing for this arm; an error is still a better answer than a panic.
             _ => return Err(bad_ds),
         })
@@ -251,7 +260,7 @@ impl<'a> Request<'a> {
 /// The smallest and largest `ds` of an opcode, control segment included.
 const fn sizes(opcode: Opcode) -> (u8, u8) {
     match opcode {
-        // rdma-core pads the end of a ring with one NOP of several slots, so a NOP may have any size.
+        // A NOP of several slots pads a ring (DPDK does that), so it may have any size.
         Opcode::Nop => (1, MAX_DS),
         Opcode::Send | Opcode::SendImm => (1, MAX_DS),
         Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => (2, MAX_DS),
@@ -281,21 +290,13 @@ fn check_opmod(opcode: Opcode, value: u8) -> Result<Width, WqeError> {
     }
 }
 
+/// A data segment that must not be inline.
 fn data_segment(opcode: Opcode, chunk: Chunk) -> Result<Local, WqeError> {
     if seg::is_inline(chunk) {
-        return Err(WqeError::InlineNotAllowed { opcode });
+        Err(WqeError::InlineNotAllowed { opcode })
+    } else {
+        Ok(Local::parse(chunk))
     }
-    let local = Local::parse(chunk);
-    if local.len == 0 {
-        // To hardware 0 means 2^31. Nobody asks for that on purpose, so it is not honoured.
-        return Err(WqeError::Length {
-            opcode,
-            value: 0,
-            min: 1,
-            max: MAX_LEN.into(),
-        });
-    }
-    Ok(local)
 }
 
 fn atomic_ends(
@@ -341,13 +342,15 @@ impl<'a> Payload<'a> {
         let mut rest = chunks;
         let mut only = None;
         let mut count = 0usize;
-        while let Some((piece, tail)) = Piece::take(opcode, rest)? {
+        while let Some((piece, tail)) = Piece::take(rest)? {
             if opcode == Opcode::RdmaRead && matches!(piece, Piece::Inline(_)) {
                 return Err(WqeError::InlineNotAllowed { opcode });
             }
             (rest, only, count) = (tail, Some(piece), count + 1);
         }
         Ok(match (count, only) {
+            // ConnectX takes length 0 for no bytes (ConnectX-3 took it for 2^31), and no bytes need no key.
+            (1, Some(Piece::Local(local))) if local.len == 0 => Self::Empty,
             (1, Some(Piece::Local(local))) => Self::Local(local),
             (1, Some(Piece::Inline(inline))) => Self::Inline(inline),
             (0, _) => Self::Empty,
@@ -405,12 +408,12 @@ impl<'a> Piece<'a> {
     }
 
     /// The first piece and what follows it; `None` at the end.
-    fn take(opcode: Opcode, chunks: &'a [Chunk]) -> Result<Option<(Self, &'a [Chunk])>, WqeError> {
+    fn take(chunks: &'a [Chunk]) -> Result<Option<(Self, &'a [Chunk])>, WqeError> {
         let [first, rest @ ..] = chunks else {
             return Ok(None);
         };
         if !seg::is_inline(*first) {
-            return Ok(Some((Self::Local(data_segment(opcode, *first)?), rest)));
+            return Ok(Some((Self::Local(Local::parse(*first)), rest)));
         }
         let len = first.be32(0) & !seg::INLINE;
         let room = WqeError::Inline {
@@ -435,7 +438,7 @@ impl<'a> Iterator for Pieces<'a> {
 
     fn next(&mut self) -> Option<Piece<'a>> {
         // `Payload::parse` walked the same chunks without error, so an error cannot come up here; it would end the list.
-        let (piece, rest) = Piece::take(Opcode::Send, self.rest).ok()??;
+        let (piece, rest) = Piece::take(self.rest).ok()??;
         self.rest = rest;
         Some(piece)
     }

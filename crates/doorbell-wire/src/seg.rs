@@ -72,7 +72,8 @@ pub const fn raddr(addr: u64, rkey: Key) -> Chunk {
     Chunk([addr.swap_bytes(), rkey.0.swap_bytes() as u64])
 }
 
-/// The data segment: `{be32 len, be32 lkey, be64 addr}`. `len` is 1 to 2^31 - 1: hardware takes 0 for 2^31, and bit 31 means inline.
+/// The data segment: `{be32 len, be32 lkey, be64 addr}`. `len` is below 2^31: bit 31 means inline. A `len` of 0
+/// is no bytes to ConnectX but was 2^31 bytes to ConnectX-3: rather leave the segment out.
 #[inline(always)]
 #[must_use]
 pub const fn data(len: u32, lkey: Key, addr: u64) -> Chunk {

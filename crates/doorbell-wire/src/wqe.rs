@@ -44,7 +44,7 @@ impl Wqe {
         Self::new(Opcode::Nop, 0, 1, [Chunk::ZERO; 7])
     }
 
-    /// `local` to `remote`. A length of 0 moves nothing, and is checked against no key.
+    /// `local` to `remote`. A length of 0 moves nothing and is checked against no key: the data segment is left out.
     pub fn write(remote: Remote, local: Local) -> Result<Self, WqeError> {
         Self::transfer(Opcode::RdmaWrite, remote, local)
     }
