@@ -104,6 +104,7 @@ pub enum Request<'a> {
 
 impl<'a> Request<'a> {
     /// Reads the WQE that starts with `slots[0]`; chunks behind its `ds` are not looked at.
+    #[inline]
     pub fn parse(slots: &'a [Chunk]) -> Result<Self, WqeError> {
         let [first, rest @ ..] = slots else {
             return Err(WqeError::Truncated { ds: 0, have: 0 });
@@ -111,20 +112,21 @@ impl<'a> Request<'a> {
         let ctrl = Ctrl::parse(*first);
         let opcode = ctrl.opcode().map_err(|e| WqeError::Opcode { value: e.0 })?;
         let (min, max) = sizes(opcode);
-        let bad_ds = WqeError::Ds {
+        let bad_ds = || WqeError::Ds {
             opcode,
             value: ctrl.ds,
             min,
             max,
         };
         if ctrl.ds < min || ctrl.ds > max {
-            return Err(bad_ds);
+            return Err(bad_ds());
         }
-        let truncated = WqeError::Truncated {
-            ds: ctrl.ds,
-            have: slots.len(),
+        let Some(body) = rest.get(..usize::from(ctrl.ds) - 1) else {
+            return Err(WqeError::Truncated {
+                ds: ctrl.ds,
+                have: slots.len(),
+            });
         };
-        let body = rest.get(..usize::from(ctrl.ds) - 1).ok_or(truncated)?;
         let width = check_opmod(opcode, ctrl.opmod)?;
 
         Ok(match (opcode, body) {
@@ -233,7 +235,7 @@ impl<'a> Request<'a> {
                 Self::Dump { local }
             }
             // `sizes` leaves nothing for this arm; an error is still a better answer than a panic.
-            _ => return Err(bad_ds),
+            _ => return Err(bad_ds()),
         })
     }
 
@@ -338,7 +340,25 @@ pub enum Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
+    #[inline(always)]
     fn parse(opcode: Opcode, chunks: &'a [Chunk]) -> Result<Self, WqeError> {
+        match chunks {
+            [] => Ok(Self::Empty),
+            [only] if !seg::is_inline(*only) => {
+                let local = Local::parse(*only);
+                // ConnectX takes length 0 for no bytes (ConnectX-3 took it for 2^31), and no bytes need no key.
+                Ok(if local.len == 0 {
+                    Self::Empty
+                } else {
+                    Self::Local(local)
+                })
+            }
+            _ => Self::parse_pieces(opcode, chunks),
+        }
+    }
+
+    /// Everything but the usual case of one data segment.
+    fn parse_pieces(opcode: Opcode, chunks: &'a [Chunk]) -> Result<Self, WqeError> {
         let mut rest = chunks;
         let mut only = None;
         let mut count = 0usize;
@@ -349,11 +369,7 @@ impl<'a> Payload<'a> {
             (rest, only, count) = (tail, Some(piece), count + 1);
         }
         Ok(match (count, only) {
-            // ConnectX takes length 0 for no bytes (ConnectX-3 took it for 2^31), and no bytes need no key.
-            (1, Some(Piece::Local(local))) if local.len == 0 => Self::Empty,
-            (1, Some(Piece::Local(local))) => Self::Local(local),
             (1, Some(Piece::Inline(inline))) => Self::Inline(inline),
-            (0, _) => Self::Empty,
             _ => Self::List(Pieces { rest: chunks }),
         })
     }
