@@ -142,10 +142,13 @@ pub trait Arch: Copy {
         false
     }
 
+    /// All lanes of this warp that have not ended, which all call it; orders their memory accesses among them. Ends the lane's
+    /// previous group.
+    fn warp(self) -> Group;
     /// The converged lanes of this warp with the same key. Ends the lane's previous group.
     fn group(self, key: u64) -> Group;
-    /// The value that the lane of rank `rank` passes.
-    fn shfl64(self, g: Group, v: u64, rank: u32) -> u64;
+    /// The value that the leader passes.
+    fn broadcast64(self, g: Group, v: u64) -> u64;
     /// The value of the lane whose rank is this one's `^ xor`; only in a group of a whole warp.
     fn shfl_xor64(self, g: Group, v: u64, xor: u32) -> u64;
     /// Waits for the group; orders the lanes' memory accesses among them.

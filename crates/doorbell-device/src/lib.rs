@@ -16,10 +16,22 @@ extern crate std;
 pub mod arch;
 mod error;
 pub mod layout;
+mod ops;
+mod post;
+mod qp;
+pub mod scope;
 pub mod sites;
+mod wait;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
+#[cfg(target_arch = "nvptx64")]
+pub mod nvptx;
 
 pub use arch::Arch;
+pub use doorbell_wire::{Key, Remote};
 pub use error::Error;
+pub use layout::QpHandle;
+pub use ops::{Fetch, Local, MAX_INLINE, Masked};
+pub use post::MAX_SLOTS;
+pub use qp::{Coalesce, Deadline, Post, Qp, Ticket};

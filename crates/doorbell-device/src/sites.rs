@@ -63,8 +63,8 @@ sites! {
     CQE_LOAD = Acquire Sys;
     /// The body of an error CQE, read after its last word.
     CQE_BODY = Relaxed Sys;
-    /// The host's error word.
-    HOST_ERROR_LOAD = Relaxed Sys;
+    /// The host's error word: what completed before the error is visible after it.
+    HOST_ERROR_LOAD = Acquire Sys;
     /// Sets the first-error record, once.
     ERROR_SET = Relaxed Gpu;
     /// Reads it.

@@ -120,6 +120,16 @@ impl<const LANES: usize> HostThread<LANES> {
         self.thread % LANES as u32
     }
 
+    /// The value that the lane of rank `rank` passes.
+    #[inline(always)]
+    fn shfl64(&self, g: Group, v: u64, rank: u32) -> u64 {
+        if LANES == 1 || g.size == 1 {
+            v
+        } else {
+            self.warp().exchange(self.lane(), g, v, rank)
+        }
+    }
+
     fn abort(&self) -> &AtomicBool {
         &self.grid.hooks.abort
     }
@@ -128,7 +138,7 @@ impl<const LANES: usize> HostThread<LANES> {
 impl<const LANES: usize> Drop for HostThread<LANES> {
     fn drop(&mut self) {
         if LANES > 1 {
-            self.warp().exit(self.lane());
+            HostThread::warp(self).exit(self.lane());
         }
         self.grid.block[self.block as usize].exit();
     }
@@ -333,20 +343,24 @@ impl<const LANES: usize> Arch for &HostThread<LANES> {
     }
 
     #[inline(always)]
+    fn warp(self) -> Group {
+        if LANES == 1 {
+            Group::alone()
+        } else {
+            HostThread::warp(self).whole(self.lane())
+        }
+    }
+    #[inline(always)]
     fn group(self, key: u64) -> Group {
         if LANES == 1 {
             Group::alone()
         } else {
-            self.warp().group(self.lane(), key)
+            HostThread::warp(self).group(self.lane(), key)
         }
     }
     #[inline(always)]
-    fn shfl64(self, g: Group, v: u64, rank: u32) -> u64 {
-        if LANES == 1 || g.size == 1 {
-            v
-        } else {
-            self.warp().exchange(self.lane(), g, v, rank)
-        }
+    fn broadcast64(self, g: Group, v: u64) -> u64 {
+        self.shfl64(g, v, 0)
     }
     #[inline(always)]
     fn shfl_xor64(self, g: Group, v: u64, xor: u32) -> u64 {
@@ -355,7 +369,7 @@ impl<const LANES: usize> Arch for &HostThread<LANES> {
     #[inline(always)]
     fn sync(self, g: Group) {
         if LANES > 1 && g.size > 1 {
-            self.warp().exchange(self.lane(), g, 0, 0);
+            HostThread::warp(self).exchange(self.lane(), g, 0, 0);
         }
     }
     fn block_sync(self) {

@@ -27,6 +27,8 @@ struct State {
     /// Lanes waiting for a group, and their keys.
     arrived: u32,
     key: [u64; 32],
+    /// Lanes waiting for the whole warp.
+    whole: u32,
     /// Groups formed and not yet picked up.
     formed: [Option<Group>; 32],
     /// Tag of the group a lane is in.
@@ -57,6 +59,7 @@ impl Warp {
                 },
                 arrived: 0,
                 key: [0; 32],
+                whole: 0,
                 formed: [None; 32],
                 member: [None; 32],
                 groups: BTreeMap::new(),
@@ -76,6 +79,9 @@ impl Warp {
         state.live &= !(1 << lane);
         if state.arrived != 0 && state.arrived == state.live {
             state.form();
+        }
+        if state.whole != 0 && state.whole == state.live {
+            state.form_whole();
         }
         self.turn.notify_all();
     }
@@ -102,6 +108,27 @@ impl Warp {
                 state.form();
                 self.turn.notify_all();
             }
+        }
+    }
+
+    /// All lanes that have not ended.
+    pub(super) fn whole(&self, lane: u32) -> Group {
+        let mut state = self.lock();
+        state.leave(lane);
+        state.whole |= 1 << lane;
+        if state.whole == state.live {
+            state.form_whole();
+            self.turn.notify_all();
+        }
+        loop {
+            if let Some(group) = state.formed[lane as usize].take() {
+                return group;
+            }
+            state = self
+                .turn
+                .wait_timeout(state, LOOK)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
@@ -158,27 +185,36 @@ impl State {
                 .filter(|&l| self.key[l as usize] == key)
                 .fold(0, |m, l| m | 1 << l);
             left &= !mask;
-            let tag = self.next_tag;
-            self.next_tag = self.next_tag.wrapping_add(1);
-            self.groups.insert(
+            self.add(mask);
+        }
+    }
+
+    fn form_whole(&mut self) {
+        let mask = core::mem::take(&mut self.whole);
+        self.add(mask);
+    }
+
+    fn add(&mut self, mask: u32) {
+        let tag = self.next_tag;
+        self.next_tag = self.next_tag.wrapping_add(1);
+        self.groups.insert(
+            tag,
+            Meeting {
+                mask,
+                members: mask,
+                arrived: 0,
+                round: 0,
+                value: [[0; 32]; 2],
+            },
+        );
+        for (rank, lane) in lanes(mask).enumerate() {
+            self.formed[lane as usize] = Some(Group {
+                mask,
+                rank: rank as u32,
+                size: mask.count_ones(),
                 tag,
-                Meeting {
-                    mask,
-                    members: mask,
-                    arrived: 0,
-                    round: 0,
-                    value: [[0; 32]; 2],
-                },
-            );
-            for (rank, lane) in lanes(mask).enumerate() {
-                self.formed[lane as usize] = Some(Group {
-                    mask,
-                    rank: rank as u32,
-                    size: mask.count_ones(),
-                    tag,
-                });
-                self.member[lane as usize] = Some(tag);
-            }
+            });
+            self.member[lane as usize] = Some(tag);
         }
     }
 }
