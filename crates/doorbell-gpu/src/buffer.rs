@@ -6,7 +6,9 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::cuda::{self, CudaGpu};
 use crate::host::{HostGpu, Mapping};
+use crate::ipc::{self, Export};
 use crate::{GpuError, Keep, MemKind, Result, shared};
 
 /// An owned piece of memory of a GPU, zeroed when made.
@@ -19,6 +21,8 @@ pub struct Buffer {
 enum Memory {
     /// `None` only while dropping.
     Host(Arc<HostGpu>, Option<Mapping>),
+    /// As above.
+    Cuda(Arc<CudaGpu>, Option<cuda::Memory>),
 }
 
 impl Buffer {
@@ -30,9 +34,23 @@ impl Buffer {
         }
     }
 
+    pub(crate) fn cuda(
+        gpu: &Arc<CudaGpu>,
+        kind: MemKind,
+        memory: cuda::Memory,
+        len: usize,
+    ) -> Self {
+        Self {
+            kind,
+            len,
+            memory: Memory::Cuda(Arc::clone(gpu), Some(memory)),
+        }
+    }
+
     /// The address that kernels use.
     pub fn device_addr(&self) -> u64 {
         match &self.memory {
+            Memory::Cuda(_, memory) => memory.as_ref().map_or(0, cuda::Memory::addr),
             Memory::Host(_, mapping) => mapping
                 .as_ref()
                 .map_or(0, |m| m.ptr().as_ptr().expose_provenance() as u64),
@@ -44,6 +62,7 @@ impl Buffer {
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
         match &self.memory {
             Memory::Host(_, mapping) => mapping.as_ref().map(Mapping::ptr),
+            Memory::Cuda(_, memory) => memory.as_ref().and_then(cuda::Memory::host),
         }
     }
 
@@ -71,7 +90,8 @@ impl Buffer {
             unsafe { shared::load(ptr.as_ptr().add(offset), into) };
             return Ok(());
         }
-        Ok(())
+        // SAFETY: the range was checked, and this buffer is freed after the copy has ended.
+        self.engine(|gpu, addr| unsafe { gpu.read(addr + offset as u64, into) })
     }
 
     /// Copies bytes in, as [`Buffer::read`] copies them out. They are in place when this returns.
@@ -82,7 +102,8 @@ impl Buffer {
             unsafe { shared::store(ptr.as_ptr().add(offset), from) };
             return Ok(());
         }
-        Ok(())
+        // SAFETY: as in `read`.
+        self.engine(|gpu, addr| unsafe { gpu.write(addr + offset as u64, from) })
     }
 
     /// Sets every byte.
@@ -92,7 +113,31 @@ impl Buffer {
             unsafe { shared::fill(ptr.as_ptr(), value, self.len) };
             return Ok(());
         }
-        Ok(())
+        // SAFETY: as in `read`.
+        self.engine(|gpu, addr| unsafe { gpu.fill(addr, value, self.len) })
+    }
+
+    /// Describes it for another process. Device and exportable memory of a CUDA GPU only.
+    pub fn export(&self) -> Result<Export> {
+        match &self.memory {
+            Memory::Cuda(gpu, Some(cuda::Memory::Vmm { handle, .. })) => Ok(Export::Fd {
+                fd: gpu.export_fd(*handle)?,
+                len: self.len,
+            }),
+            Memory::Cuda(gpu, Some(cuda::Memory::Device { addr })) => Ok(Export::CudaIpc {
+                handle: gpu.export_ipc(*addr)?,
+                len: self.len,
+            }),
+            _ => Err(ipc::unsupported("a buffer in host or imported memory")),
+        }
+    }
+
+    fn engine(&self, work: impl FnOnce(&CudaGpu, u64) -> Result<()>) -> Result<()> {
+        match &self.memory {
+            Memory::Cuda(gpu, _) => work(gpu, self.device_addr()),
+            // Host memory has a host address, and its callers have used it.
+            Memory::Host(..) => Ok(()),
+        }
     }
 
     fn check(&self, offset: usize, len: usize) -> Result<()> {
@@ -113,6 +158,11 @@ impl Drop for Buffer {
             Memory::Host(gpu, mapping) => {
                 if let Some(mapping) = mapping.take() {
                     gpu.free(mapping);
+                }
+            }
+            Memory::Cuda(gpu, memory) => {
+                if let Some(memory) = memory.take() {
+                    gpu.free(memory, None);
                 }
             }
         }
@@ -140,6 +190,8 @@ pub struct Registered {
 
 enum Owner {
     Host(Arc<HostGpu>),
+    /// `None` only while dropping.
+    Cuda(Arc<CudaGpu>, Option<cuda::Memory>),
 }
 
 // SAFETY: `ptr` is only handed out; whoever registered the memory promised it valid for all threads of the kernel.
@@ -160,6 +212,23 @@ impl Registered {
             len,
             device_addr,
             owner: Owner::Host(Arc::clone(gpu)),
+            keep,
+        }
+    }
+
+    pub(crate) fn cuda(
+        gpu: &Arc<CudaGpu>,
+        memory: cuda::Memory,
+        device_addr: u64,
+        ptr: NonNull<u8>,
+        len: usize,
+        keep: Option<Keep>,
+    ) -> Self {
+        Self {
+            ptr,
+            len,
+            device_addr,
+            owner: Owner::Cuda(Arc::clone(gpu), Some(memory)),
             keep,
         }
     }
@@ -188,8 +257,13 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         let keep = self.keep.take();
-        match &self.owner {
+        match &mut self.owner {
             Owner::Host(gpu) => gpu.graveyard().bury(move || keep),
+            Owner::Cuda(gpu, memory) => {
+                if let Some(memory) = memory.take() {
+                    gpu.free(memory, keep);
+                }
+            }
         }
     }
 }

@@ -158,6 +158,13 @@ pub enum GpuError {
         source: std::io::Error,
     },
 
+    /// A kernel of one GPU was given to another.
+    #[error("kernel `{kernel}` was looked up on another GPU: look it up on the one that runs it")]
+    WrongGpu {
+        /// The kernel.
+        kernel: String,
+    },
+
     /// Too many kernels of ours in flight on one CUDA GPU.
     #[error(
         "{limit} kernels are in flight on this GPU, which is the most (more streams would share channels with the copy engine's): wait for one, or drop it"
@@ -251,6 +258,15 @@ pub enum GpuError {
         addr: u64,
         /// Bytes.
         len: u64,
+    },
+
+    /// A ticket that no submission returned.
+    #[error("copy batch {ticket} was never submitted: the newest is {newest}")]
+    UnknownTicket {
+        /// The ticket asked about.
+        ticket: u64,
+        /// The newest ticket there is.
+        newest: u64,
     },
 
     /// A copy was submitted long ago and has not ended.

@@ -3,16 +3,19 @@
 //! [`Gpu`] is a cheap handle; buffers and launches keep what they need alive, so handles may be dropped in any order.
 
 use std::fmt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use doorbell_device::host::HostKernel;
-
 use crate::buffer::{Buffer, Registered};
+use crate::copier::Copier;
+use crate::cuda::{CudaGpu, DEFAULT_PATH};
 use crate::host::HostGpu;
 use crate::info::{Backend, GpuInfo};
+use crate::ipc::Export;
+use crate::kernel::{Kernel, KernelForm, LoadedImage};
 use crate::launch::Launch;
-use crate::{Dims, GpuSelect, Keep, LaunchOpts, MemKind, Module, Result};
+use crate::{Dims, GpuError, GpuSelect, Keep, LaunchOpts, MemKind, Module, Result};
 
 /// A GPU: a CUDA device, or threads of this process.
 #[derive(Clone)]
@@ -27,58 +30,66 @@ struct Inner {
 
 /// The back end. An enum and not a trait object: there are two, and what they need differs.
 #[derive(Clone)]
-pub(crate) enum Engine {
+enum Engine {
     Host(Arc<HostGpu>),
-}
-
-/// A kernel of the module that a GPU was opened with.
-#[derive(Clone)]
-pub struct Kernel {
-    form: KernelForm,
-}
-
-#[derive(Clone)]
-enum KernelForm {
-    Host(HostKernel),
-}
-
-impl Kernel {
-    /// Its name in the module.
-    pub fn name(&self) -> &str {
-        match &self.form {
-            KernelForm::Host(kernel) => kernel.name,
-        }
-    }
-}
-
-impl fmt::Debug for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Kernel").field(&self.name()).finish()
-    }
+    Cuda(Arc<CudaGpu>),
 }
 
 impl Gpu {
-    /// Opens a GPU and loads all of `module` for it.
+    /// Opens a GPU and loads all of `module` for it. The CUDA driver library is `libcuda.so.1`, wherever the dynamic loader
+    /// finds it.
     pub fn open(select: &GpuSelect, module: Module) -> Result<Self> {
-        match select {
-            GpuSelect::Host => Ok(Self::open_host(
-                module,
-                vec!["the host GPU was asked for".into()],
-            )),
-            GpuSelect::Auto | GpuSelect::Cuda(_) => {
-                Ok(Self::open_host(module, vec!["no CUDA support yet".into()]))
+        Self::open_from(select, module, None)
+    }
+
+    /// As [`Gpu::open`], with the driver library at a place that the dynamic loader does not look at.
+    pub fn open_with_driver(select: &GpuSelect, module: Module, driver: &Path) -> Result<Self> {
+        Self::open_from(select, module, Some(driver))
+    }
+
+    fn open_from(select: &GpuSelect, module: Module, driver: Option<&Path>) -> Result<Self> {
+        match *select {
+            GpuSelect::Host => Ok(Self::host(module, "host: it was asked for".to_owned())),
+            GpuSelect::Cuda(ordinal) => {
+                Self::cuda(module, driver, ordinal, "cuda: it was asked for")
             }
+            GpuSelect::Auto => match Self::cuda(module, driver, None, "cuda: chosen by auto") {
+                Err(error) if no_gpu_here(&error) => Ok(Self::host(
+                    module,
+                    format!("host: chosen by auto, since {error}"),
+                )),
+                // A GPU that is there and does not work is not passed over in silence.
+                other => other,
+            },
         }
     }
 
-    fn open_host(module: Module, notes: Vec<String>) -> Self {
+    fn host(module: Module, why: String) -> Self {
         let engine = Engine::Host(Arc::new(HostGpu::new(module.host)));
         Self {
             inner: Arc::new(Inner {
-                info: HostGpu::info(notes),
+                info: HostGpu::info(vec![why]),
                 engine,
             }),
         }
+    }
+
+    fn cuda(
+        module: Module,
+        driver: Option<&Path>,
+        ordinal: Option<u32>,
+        why: &str,
+    ) -> Result<Self> {
+        let (gpu, mut info) = CudaGpu::open(driver, ordinal, module.ptx)?;
+        let path = driver.unwrap_or(Path::new(DEFAULT_PATH)).display();
+        info.notes
+            .insert(0, format!("{why}; driver library {path}"));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                info,
+                engine: Engine::Cuda(gpu),
+            }),
+        })
     }
 
     /// Is it a CUDA device?
@@ -92,9 +103,27 @@ impl Gpu {
     }
 
     /// Allocates `len` bytes of zeroes, aligned to at least 256 bytes (host memory: to a page).
+    ///
+    /// On CUDA do this before launching what waits for others: an allocation may wait for running kernels.
     pub fn alloc(&self, kind: MemKind, len: usize) -> Result<Buffer> {
+        if len == 0 {
+            return Err(GpuError::BadLength {
+                len,
+                reason: "a buffer has at least one byte",
+            });
+        }
         match &self.inner.engine {
             Engine::Host(host) => Ok(Buffer::host(host, kind, host.alloc(len)?, len)),
+            Engine::Cuda(cuda) => {
+                if kind == MemKind::Vmm && !self.inner.info.can.vmm_fd {
+                    return Err(GpuError::Unsupported {
+                        what: "exportable device memory",
+                        device: self.inner.info.name.clone(),
+                        remedy: "use device memory, which cuIpc exports",
+                    });
+                }
+                Ok(Buffer::cuda(cuda, kind, cuda.alloc(kind, len)?, len))
+            }
         }
     }
 
@@ -130,21 +159,82 @@ impl Gpu {
         len: usize,
         keep: Option<Keep>,
     ) -> Result<Registered> {
+        if len == 0 {
+            return Err(GpuError::BadLength {
+                len,
+                reason: "there is nothing to register",
+            });
+        }
         match &self.inner.engine {
             Engine::Host(host) => Ok(Registered::host(host, ptr, len, keep)),
+            Engine::Cuda(cuda) => {
+                // SAFETY: passed on.
+                let (memory, addr) = unsafe { cuda.register(ptr, len) }?;
+                Ok(Registered::cuda(cuda, memory, addr, ptr, len, keep))
+            }
         }
+    }
+
+    /// Opens memory that another process exported with [`Buffer::export`]. CUDA only; `cuIpc` handles cannot be opened in the
+    /// process that made them.
+    pub fn import(&self, export: &Export) -> Result<Buffer> {
+        match (&self.inner.engine, export) {
+            (Engine::Host(_), _) => Err(self.no_ipc()),
+            (Engine::Cuda(cuda), Export::CudaIpc { handle, len }) => Ok(Buffer::cuda(
+                cuda,
+                MemKind::Device,
+                cuda.import_ipc(*handle)?,
+                *len,
+            )),
+            (Engine::Cuda(cuda), Export::Fd { fd, len }) => Ok(Buffer::cuda(
+                cuda,
+                MemKind::Vmm,
+                cuda.import_fd(fd, *len)?,
+                *len,
+            )),
+        }
+    }
+
+    fn no_ipc(&self) -> GpuError {
+        crate::ipc::unsupported(&self.inner.info.name)
     }
 
     /// Looks a kernel up by name.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
+        Ok(Kernel {
+            form: match &self.inner.engine {
+                Engine::Host(host) => KernelForm::Host(host.kernel(name)?),
+                Engine::Cuda(cuda) => KernelForm::Cuda(Arc::clone(cuda), cuda.kernel(name)?, None),
+            },
+        })
+    }
+
+    /// Loads a further module, known only at run time: PTX text, a cubin or a fatbin with kernels of one pointer argument.
+    /// CUDA only. Do it, and look its kernels up, before launching what waits for others: loading waits for running kernels.
+    pub fn load(&self, image: &[u8]) -> Result<LoadedImage> {
         match &self.inner.engine {
-            Engine::Host(host) => Ok(Kernel {
-                form: KernelForm::Host(host.kernel(name)?),
+            Engine::Host(_) => Err(GpuError::Unsupported {
+                what: "loading a GPU image",
+                device: self.inner.info.name.clone(),
+                remedy: "the host GPU runs the functions that it was opened with; use a CUDA GPU",
             }),
+            Engine::Cuda(cuda) => LoadedImage::load(cuda, image),
         }
     }
 
-    /// Starts `kernel` with a copy of `params` and returns at once.
+    /// Blocks of `threads` threads of `kernel` that can run at the same time. A kernel whose blocks wait for each other must
+    /// not be larger; on the host GPU all blocks of any launch run at once.
+    pub fn resident_blocks(&self, kernel: &Kernel, threads: u32) -> Result<u32> {
+        match (&self.inner.engine, &kernel.form) {
+            (Engine::Cuda(cuda), KernelForm::Cuda(_, kernel, _)) => {
+                cuda.resident_blocks(kernel, threads, self.inner.info.sm_count)
+            }
+            _ => Ok(crate::MAX_HOST_THREADS / threads.max(1)),
+        }
+    }
+
+    /// Starts `kernel` with a copy of `params` and returns at once. On CUDA, up to four launches are in flight at a time, with
+    /// parameters of up to 4096 bytes each; each runs on a stream of its own, never the legacy default stream.
     ///
     /// # Safety
     /// - `params` is the parameter structure that this kernel expects, and every address in it is valid for what the
@@ -163,7 +253,42 @@ impl Gpu {
                 // SAFETY: passed on.
                 unsafe { host.launch(*kernel, dims, params, opts) }.map(Launch::host)
             }
+            (Engine::Cuda(cuda), KernelForm::Cuda(owner, form, image))
+                if Arc::ptr_eq(cuda, owner) =>
+            {
+                // SAFETY: passed on.
+                let launch = unsafe { cuda.launch(form, dims, params) }?;
+                Ok(Launch::cuda(launch, image.clone()))
+            }
+            _ => Err(GpuError::WrongGpu {
+                kernel: kernel.name().to_owned(),
+            }),
         }
+    }
+
+    /// The copy engine for whoever moves payloads while kernels run; `None` on the host GPU, whose memory the CPU reaches.
+    pub fn copier(&self) -> Option<Copier> {
+        match &self.inner.engine {
+            Engine::Host(_) => None,
+            Engine::Cuda(cuda) => Some(Copier {
+                gpu: Arc::clone(cuda),
+            }),
+        }
+    }
+}
+
+/// Errors that mean "there is no CUDA GPU on this machine", as against "there is one and it does not work".
+fn no_gpu_here(error: &GpuError) -> bool {
+    /// `CUDA_ERROR_STUB_LIBRARY`, `CUDA_ERROR_NO_DEVICE`.
+    const NONE: [i32; 2] = [34, 100];
+    match error {
+        GpuError::NoDriver { .. } | GpuError::NoSuchDevice { count: 0, .. } => true,
+        GpuError::Driver {
+            call: "cuInit" | "cuDeviceGetCount",
+            code,
+            ..
+        } => NONE.contains(code),
+        _ => false,
     }
 }
 

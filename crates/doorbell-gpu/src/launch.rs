@@ -5,7 +5,9 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::cuda::CudaLaunch;
 use crate::host::HostLaunch;
+use crate::kernel::LoadedImage;
 use crate::wait::Deadline;
 use crate::{GpuError, Result};
 
@@ -23,10 +25,13 @@ pub struct Launch {
     form: Form,
     /// How it ended, once known.
     ended: Option<std::result::Result<Duration, ()>>,
+    /// The code that runs, if it is not the GPU's own module.
+    _image: Option<LoadedImage>,
 }
 
 enum Form {
     Host(HostLaunch),
+    Cuda(CudaLaunch),
 }
 
 impl Launch {
@@ -34,6 +39,15 @@ impl Launch {
         Self {
             form: Form::Host(launch),
             ended: None,
+            _image: None,
+        }
+    }
+
+    pub(crate) fn cuda(launch: CudaLaunch, image: Option<LoadedImage>) -> Self {
+        Self {
+            form: Form::Cuda(launch),
+            ended: None,
+            _image: image,
         }
     }
 
@@ -41,6 +55,7 @@ impl Launch {
     pub fn kernel_name(&self) -> &str {
         match &self.form {
             Form::Host(launch) => launch.kernel_name(),
+            Form::Cuda(launch) => launch.kernel_name(),
         }
     }
 
@@ -51,6 +66,7 @@ impl Launch {
         }
         let polled = match &mut self.form {
             Form::Host(launch) => launch.poll(),
+            Form::Cuda(launch) => launch.poll(),
         };
         self.note(polled).map(|took| took.is_some())
     }
@@ -65,6 +81,7 @@ impl Launch {
         let deadline = Deadline::after(timeout);
         let waited = match &mut self.form {
             Form::Host(launch) => launch.wait(deadline),
+            Form::Cuda(launch) => launch.wait(deadline),
         };
         self.note(waited)?.ok_or_else(|| GpuError::TimedOut {
             what: format!("kernel `{}`", self.kernel_name()),
@@ -77,6 +94,7 @@ impl Launch {
     pub fn abort(&self) {
         match &self.form {
             Form::Host(launch) => launch.abort(),
+            Form::Cuda(_) => {}
         }
     }
 

@@ -27,12 +27,16 @@
 //!   capture mode relaxed meanwhile; the caller's context, streams and captures are left as they were.
 
 mod buffer;
+mod copier;
+mod cuda;
 mod error;
 mod fork;
 mod gpu;
 mod graveyard;
 mod host;
 mod info;
+mod ipc;
+mod kernel;
 mod launch;
 mod select;
 mod shared;
@@ -42,9 +46,12 @@ mod wait;
 pub type Keep = std::sync::Arc<dyn std::any::Any + Send + Sync>;
 
 pub use buffer::{Buffer, Registered};
+pub use copier::{Copier, CopierStats, CopyOp};
 pub use error::{GpuError, Result};
-pub use gpu::{Gpu, Kernel};
+pub use gpu::Gpu;
 pub use host::MAX_HOST_THREADS;
 pub use info::{Backend, Capabilities, GpuInfo};
+pub use ipc::Export;
+pub use kernel::{Kernel, KernelUse, LoadedImage};
 pub use launch::Launch;
 pub use select::{Dims, GpuSelect, LaunchOpts, MemKind, Module, RelaxHook};

@@ -160,8 +160,6 @@ fn meet(dims: Dims, opts: LaunchOpts) {
     assert_eq!(kernel.name(), "rendezvous");
     // SAFETY: the structure is the kernel's, the buffers outlive the launch.
     let mut launch = unsafe { gpu.launch(&kernel, dims, bytes(&params), opts) }.unwrap();
-    // The launch has a copy.
-    drop(params);
     launch.wait(LONG).unwrap();
     assert!(launch.is_done().unwrap());
     launch.wait(Duration::ZERO).unwrap();

@@ -1,0 +1,116 @@
+//! Copies to and from GPU memory by the copy engine, while kernels run.
+//!
+//! For an HCA whose payloads are in GPU memory: submit a batch, poll its ticket. Nothing here blocks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::Result;
+use crate::cuda::CudaGpu;
+
+/// One copy. Either side is GPU memory or host memory registered with CUDA; addresses are those that kernels use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOp {
+    /// Destination.
+    pub dst: u64,
+    /// Source.
+    pub src: u64,
+    /// Bytes; zero is allowed and does nothing.
+    pub len: u64,
+}
+
+/// What a [`Copier`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopierStats {
+    /// Copies submitted.
+    pub copies: u64,
+    /// Bytes submitted.
+    pub bytes: u64,
+    /// Copies that went through host memory because both ends are on one GPU.
+    pub via_host: u64,
+    /// Calls of the driver (batches, or lists where it has none).
+    pub batches: u64,
+}
+
+/// The copy engine of a CUDA GPU. All clones share one stream and its order.
+///
+/// # What can make copies wait for a kernel
+///
+/// Copies run beside kernels except for hazards of the driver, seen on real devices: a copy within one GPU needs a
+/// multiprocessor (refused, or sent [via host memory](Copier::submit_via_host)); with more than 8 streams in the process
+/// (`CUDA_DEVICE_MAX_CONNECTIONS`) channels are shared, and a copy may be behind the kernel that waits for it (this crate uses
+/// six); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
+/// kernels end. None of them can be prevented in other people's code, so a copy that has not ended for
+/// [10 seconds](Copier::set_stall_limit) is reported by [`Copier::poll`], with its likely cause.
+#[derive(Clone)]
+pub struct Copier {
+    pub(crate) gpu: Arc<CudaGpu>,
+}
+
+impl Copier {
+    /// Submits copies and returns their ticket, from 1 up. Copies of one call run in any order; calls run one after another.
+    /// An error means that nothing of the call was submitted.
+    ///
+    /// # Safety
+    /// Every range stays allocated (and registered) until the ticket has ended; one that was reported as stalled may still
+    /// run. Whatever else touches those bytes meanwhile does so by atomics or in agreement.
+    pub unsafe fn submit(&self, ops: &[CopyOp]) -> Result<u64> {
+        // SAFETY: passed on.
+        unsafe { self.gpu.copier().submit(ops, false) }
+    }
+
+    /// As [`Copier::submit`]; copies within one GPU go through pinned host memory, twice over PCIe, instead of being refused.
+    ///
+    /// # Safety
+    /// As for [`Copier::submit`].
+    pub unsafe fn submit_via_host(&self, ops: &[CopyOp]) -> Result<u64> {
+        // SAFETY: passed on.
+        unsafe { self.gpu.copier().submit(ops, true) }
+    }
+
+    /// Has the ticket ended? Then its bytes are visible to kernels and to the CPU. Errors: the driver refused the copy (told
+    /// once), the context is lost, or the oldest batch has stalled (the ticket stays pending).
+    pub fn poll(&self, ticket: u64) -> Result<bool> {
+        self.gpu.copier().poll(ticket)
+    }
+
+    /// Waits for a ticket.
+    pub fn wait(&self, ticket: u64, timeout: Duration) -> Result<()> {
+        self.gpu.copier().wait(ticket, timeout)
+    }
+
+    /// The oldest ticket that has not ended, and how long ago it was submitted.
+    pub fn oldest(&self) -> Option<(u64, Duration)> {
+        self.gpu.copier().oldest()
+    }
+
+    /// After how long [`Copier::poll`] reports a copy as stalled.
+    pub fn set_stall_limit(&self, limit: Duration) {
+        self.gpu.copier().set_stall_limit(limit);
+    }
+
+    /// Forgets what memory addresses are in. To be called when foreign memory that was copied (PyTorch's, say) is freed;
+    /// buffers of this crate do it themselves.
+    pub fn forget_memory(&self) {
+        self.gpu.copier().forget_memory();
+    }
+
+    /// Does the driver take batches (CUDA 12.8)? If not, each copy is a call.
+    pub fn batched(&self) -> bool {
+        self.gpu.copier().batched()
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> CopierStats {
+        self.gpu.copier().stats()
+    }
+}
+
+impl std::fmt::Debug for Copier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Copier")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,257 @@
+//! Cutting a submitted list of copies into pieces that the driver takes at once.
+//!
+//! The pieces of one ticket run in stream order. That order is what makes one bounce buffer enough: it is filled again
+//! only after it was emptied.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::copier::BOUNCE;
+use crate::copier::CopyOp;
+
+/// Most copies a piece.
+const MOST: usize = 256;
+
+/// A piece: parallel arrays, as the driver's batch call takes them.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) ticket: u64,
+    /// The ticket ends with it.
+    pub(super) last: bool,
+    pub(super) born: Instant,
+    pub(super) dst: Vec<u64>,
+    pub(super) src: Vec<u64>,
+    pub(super) size: Vec<usize>,
+}
+
+impl Segment {
+    fn new() -> Self {
+        let (dst, src, size) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            ticket: 0,
+            last: false,
+            born: Instant::now(),
+            dst,
+            src,
+            size,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.size.len()
+    }
+
+    fn push(&mut self, dst: u64, src: u64, len: usize) {
+        self.dst.push(dst);
+        self.src.push(src);
+        self.size.push(len);
+    }
+}
+
+/// Collects the copies of one ticket.
+#[derive(Default)]
+pub(super) struct Plan {
+    direct: Vec<CopyOp>,
+    /// (copy to the bounce buffer, copy from it), with the offset used there.
+    bounced: Vec<(CopyOp, CopyOp)>,
+    bounced_ops: u64,
+    bounce_used: u64,
+    /// Indexes into `bounced` at which the bounce buffer starts over.
+    rounds: Vec<usize>,
+    spare: Vec<Segment>,
+}
+
+impl Plan {
+    pub(super) fn clear(&mut self) {
+        self.direct.clear();
+        self.bounced.clear();
+        self.rounds.clear();
+        self.bounced_ops = 0;
+        self.bounce_used = 0;
+    }
+
+    /// A copy that the engine does as it is.
+    pub(super) fn direct(&mut self, op: &CopyOp) {
+        if op.len > 0 {
+            self.direct.push(*op);
+        }
+    }
+
+    /// A copy that goes through the bounce buffer at `bounce`, in as many parts as needed.
+    pub(super) fn bounced(&mut self, op: &CopyOp, bounce: u64) {
+        self.bounced_ops += 1;
+        let mut at = 0;
+        while at < op.len {
+            let in_round = self.bounced.len() - self.rounds.last().copied().unwrap_or(0);
+            if self.bounce_used >= BOUNCE as u64 || in_round >= MOST {
+                self.rounds.push(self.bounced.len());
+                self.bounce_used = 0;
+            }
+            let len = (op.len - at).min(BOUNCE as u64 - self.bounce_used);
+            let through = bounce + self.bounce_used;
+            self.bounced.push((
+                CopyOp {
+                    dst: through,
+                    src: op.src + at,
+                    len,
+                },
+                CopyOp {
+                    dst: op.dst + at,
+                    src: through,
+                    len,
+                },
+            ));
+            at += len;
+            // Kept aligned: small copies at odd addresses are slower.
+            self.bounce_used = (self.bounce_used + len)
+                .next_multiple_of(64)
+                .min(BOUNCE as u64);
+        }
+    }
+
+    pub(super) fn bounced_ops(&self) -> u64 {
+        self.bounced_ops
+    }
+
+    /// Appends the pieces to `queue`: at least one, so that every ticket ends.
+    pub(super) fn finish(&mut self, ticket: u64, born: Instant, queue: &mut VecDeque<Segment>) {
+        let Self {
+            direct,
+            bounced,
+            rounds,
+            spare,
+            ..
+        } = self;
+        let mut add = |ops: &mut dyn Iterator<Item = &CopyOp>| {
+            let mut segment = spare.pop().unwrap_or_else(Segment::new);
+            (segment.ticket, segment.last, segment.born) = (ticket, false, born);
+            for op in ops {
+                segment.push(op.dst, op.src, op.len as usize);
+            }
+            queue.push_back(segment);
+        };
+        for ops in direct.chunks(MOST) {
+            add(&mut ops.iter());
+        }
+        let mut start = 0;
+        for end in rounds.iter().copied().chain([bounced.len()]) {
+            let round = &bounced[start..end];
+            start = end;
+            if !round.is_empty() {
+                add(&mut round.iter().map(|(inward, _)| inward));
+                add(&mut round.iter().map(|(_, outward)| outward));
+            }
+        }
+        if direct.is_empty() && bounced.is_empty() {
+            add(&mut std::iter::empty());
+        }
+        if let Some(segment) = queue.back_mut() {
+            segment.last = true;
+        }
+    }
+
+    /// Takes a piece's arrays back for reuse.
+    pub(super) fn recycle(&mut self, mut segment: Segment) {
+        if self.spare.len() < 64 {
+            segment.dst.clear();
+            segment.src.clear();
+            segment.size.clear();
+            self.spare.push(segment);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finish(plan: &mut Plan) -> Vec<Segment> {
+        let mut queue = VecDeque::new();
+        plan.finish(7, Instant::now(), &mut queue);
+        assert_eq!(queue.iter().filter(|s| s.last).count(), 1);
+        assert!(
+            queue.back().unwrap().last && queue.iter().all(|s| s.ticket == 7 && s.len() <= MOST)
+        );
+        queue.into()
+    }
+
+    #[test]
+    fn an_empty_list_is_one_empty_piece() {
+        let pieces = finish(&mut Plan::default());
+        assert_eq!(pieces.iter().map(Segment::len).collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let mut plan = Plan::default();
+        for i in 0..600 {
+            plan.direct(&CopyOp {
+                dst: i,
+                src: 1000 + i,
+                len: i % 2,
+            });
+        }
+        let pieces = finish(&mut plan);
+        // Empty copies are left out.
+        assert_eq!(
+            pieces.iter().map(Segment::len).collect::<Vec<_>>(),
+            [256, 44]
+        );
+        assert_eq!(
+            (pieces[1].dst[43], pieces[1].src[43], pieces[1].size[43]),
+            (599, 1599, 1)
+        );
+        plan.recycle(pieces.into_iter().next().unwrap());
+        plan.clear();
+        assert_eq!(finish(&mut plan)[0].len(), 0);
+    }
+
+    /// Runs pieces as the engine may, copies of one piece in any order, on a toy memory.
+    fn run(pieces: &[Segment], memory: &mut [u8], base: u64) {
+        for piece in pieces {
+            let before = memory.to_vec();
+            for i in (0..piece.len()).rev() {
+                let (dst, src) = (
+                    (piece.dst[i] - base) as usize,
+                    (piece.src[i] - base) as usize,
+                );
+                memory[dst..dst + piece.size[i]].copy_from_slice(&before[src..src + piece.size[i]]);
+            }
+        }
+    }
+
+    #[test]
+    fn bounced_copies_arrive_whole() {
+        // Memory: bounce buffer, then 12 MiB of data, then their destination.
+        const LEN: usize = 12 << 20;
+        let base = 0x1000;
+        let mut memory = vec![0u8; BOUNCE + 2 * LEN];
+        for (i, byte) in memory[BOUNCE..BOUNCE + LEN].iter_mut().enumerate() {
+            *byte = (i * 31 + (i >> 13)) as u8;
+        }
+        let mut plan = Plan::default();
+        let (mut at, mut n) = (0u64, 0u64);
+        for len in [1, 300, 5 << 20, 0, 4 << 20, 63]
+            .into_iter()
+            .chain([8; 1000])
+        {
+            let src = base + BOUNCE as u64 + at;
+            plan.bounced(
+                &CopyOp {
+                    dst: src + LEN as u64,
+                    src,
+                    len,
+                },
+                base,
+            );
+            at += len;
+            n += 1;
+        }
+        assert_eq!(plan.bounced_ops(), n);
+        let pieces = finish(&mut plan);
+        run(&pieces, &mut memory, base);
+        let (data, copy) = memory[BOUNCE..].split_at(LEN);
+        assert!(data[..at as usize] == copy[..at as usize]);
+        assert!(copy[at as usize..].iter().all(|&b| b == 0));
+    }
+}

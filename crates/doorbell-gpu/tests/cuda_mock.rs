@@ -1,0 +1,721 @@
+//! The CUDA back end's bookkeeping against a stand-in for the driver library (`mock/libcuda.c`, built with `cc`): what a
+//! real driver would answer with a hang, the stand-in counts as a violation.
+#![cfg(not(miri))]
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::PathBuf;
+use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use doorbell_gpu::{
+    Buffer, CopyOp, Dims, Export, Gpu, GpuError, GpuSelect, Kernel, Launch, LaunchOpts, MemKind,
+    Module,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const PTX: &str = "
+.version 8.2
+.visible .entry store(.param .u64 p) { ret; }
+.visible .entry spin(.param .u64 p) { ret; }
+.visible .entry fault(.param .u64 p) { ret; }
+";
+
+struct Mock {
+    library: libloading::Library,
+    path: PathBuf,
+}
+
+impl Mock {
+    /// Builds a library of its own for a test, since the driver's state is one a library.
+    fn build(test: &str, flags: &[&str]) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("libcuda-{test}.so"));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mock/libcuda.c");
+        let status = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&path)
+            .args(flags)
+            .arg(source)
+            .status()
+            .expect("cc, which Rust links with");
+        assert!(status.success());
+        // SAFETY: the library above has no initialisers.
+        let library = unsafe { libloading::Library::new(&path) }.unwrap();
+        Self { library, path }
+    }
+
+    fn get(&self, name: &str) -> u64 {
+        type Get = unsafe extern "C" fn(*const c_char) -> u64;
+        let c_name = CString::new(name).unwrap();
+        // SAFETY: the function's type in the source.
+        let value = unsafe { self.library.get::<Get>(b"mock_get").unwrap()(c_name.as_ptr()) };
+        assert_ne!(value, u64::MAX, "no figure {name}");
+        value
+    }
+
+    fn call_int(&self, name: &str, argument: c_int) {
+        // SAFETY: the functions called so take one int.
+        unsafe {
+            self.library
+                .get::<unsafe extern "C" fn(c_int)>(name.as_bytes())
+                .unwrap()(argument)
+        }
+    }
+
+    fn foreign(&self, size: usize, device: c_int) -> u64 {
+        type Alloc = unsafe extern "C" fn(usize, c_int) -> u64;
+        // SAFETY: the function's type in the source.
+        unsafe { self.library.get::<Alloc>(b"mock_foreign_alloc").unwrap()(size, device) }
+    }
+
+    /// Nothing went wrong, and the thread is as it was.
+    fn clean(&self) {
+        // SAFETY: the function's type in the source; the text is static.
+        let text = unsafe {
+            let get = self
+                .library
+                .get::<unsafe extern "C" fn() -> *const c_char>(b"mock_violation");
+            CStr::from_ptr(get.unwrap()())
+                .to_string_lossy()
+                .into_owned()
+        };
+        assert_eq!((self.get("violations"), text.as_str()), (0, ""));
+        assert_eq!((self.get("depth"), self.get("mode")), (0, 0));
+    }
+
+    fn try_open(&self, select: GpuSelect) -> Result<Gpu, GpuError> {
+        Gpu::open_with_driver(
+            &select,
+            Module {
+                ptx: PTX,
+                host: &[],
+            },
+            &self.path,
+        )
+    }
+
+    fn open(&self) -> Gpu {
+        self.try_open(GpuSelect::Cuda(None)).unwrap()
+    }
+}
+
+fn bytes(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+}
+
+fn read_u64(buffer: &Buffer) -> u64 {
+    let mut b = [0; 8];
+    buffer.read(0, &mut b).unwrap();
+    u64::from_ne_bytes(b)
+}
+
+fn launch(gpu: &Gpu, kernel: &Kernel, params: &[u64]) -> Launch {
+    // SAFETY: the stand-in's kernels take these words, whose addresses are in buffers that the tests keep.
+    unsafe {
+        gpu.launch(
+            kernel,
+            Dims::new(1, 1),
+            &bytes(params),
+            LaunchOpts::default(),
+        )
+    }
+    .unwrap()
+}
+
+#[test]
+fn everything_made_is_given_back() {
+    let mock = Mock::build("lifecycle", &[]);
+    let gpu = mock.open();
+    assert_eq!(mock.get("streams"), 6, "a channel each: see the copier");
+    let info = gpu.info();
+    assert!(gpu.is_cuda() && info.ordinal == Some(0) && info.name == "Mock GPU 0");
+    assert_eq!((info.sm_count, info.compute_capability), (4, Some((9, 0))));
+    assert_eq!(
+        (info.driver_version, info.mig, info.mps),
+        (Some((13, 0)), false, false)
+    );
+    assert_eq!(info.pci_bus_id.as_deref(), Some("ffff:10:00.0"));
+    assert_eq!(
+        info.uuid.as_deref(),
+        Some("GPU-01010101-0101-0101-0101-010101010101")
+    );
+    assert!(info.can.batch_copy && info.can.vmm_fd && info.numa_node.is_none());
+    let buffer = gpu.alloc(MemKind::Device, 64).unwrap();
+    let kernel = gpu.kernel("store").unwrap();
+    assert_eq!(kernel.usage().unwrap().registers, 32);
+    assert_eq!(gpu.resident_blocks(&kernel, 512).unwrap(), 16);
+    let mut running = launch(&gpu, &kernel, &[buffer.device_addr(), 77]);
+    drop(gpu);
+    assert_eq!(running.wait(LONG).unwrap(), Duration::from_micros(1500));
+    assert_eq!(read_u64(&buffer), 77);
+    drop((running, kernel));
+    assert_eq!(mock.get("releases"), 0, "a buffer keeps the context");
+    drop(buffer);
+    for figure in ["streams", "events", "modules", "live"] {
+        assert_eq!(mock.get(figure), 0, "{figure}");
+    }
+    assert_eq!((mock.get("retains"), mock.get("releases")), (1, 1));
+    mock.clean();
+}
+
+#[test]
+fn memory_of_all_kinds_is_zeroed_and_copied() {
+    let mock = Mock::build("memory", &[]);
+    let gpu = mock.open();
+    // Past the staging buffer's megabyte, so that chunks meet.
+    let len = (3 << 20) + 77;
+    let data: Vec<u8> = (0..len).map(|i| (i * 7 + i / 4096) as u8).collect();
+    for kind in [MemKind::Device, MemKind::PinnedHost, MemKind::Vmm] {
+        let buffer = gpu.alloc(kind, len).unwrap();
+        assert_eq!(buffer.host_ptr().is_some(), kind == MemKind::PinnedHost);
+        let mut back = vec![1; len];
+        buffer.read(0, &mut back).unwrap();
+        assert!(back.iter().all(|&b| b == 0), "{kind}");
+        buffer.write(0, &data).unwrap();
+        buffer.read(0, &mut back).unwrap();
+        assert!(back == data, "{kind}");
+        buffer.read((2 << 20) - 3, &mut back[..9]).unwrap();
+        assert_eq!(back[..9], data[(2 << 20) - 3..][..9]);
+        buffer.fill(0x33).unwrap();
+        buffer.read(0, &mut back).unwrap();
+        assert!(back.iter().all(|&b| b == 0x33));
+        assert!(matches!(
+            buffer.write(len, &[0]),
+            Err(GpuError::OutOfRange { .. })
+        ));
+    }
+    let error = gpu.alloc(MemKind::Device, 2 << 30).unwrap_err().to_string();
+    assert!(
+        error.contains("cuMemAlloc") && error.contains("2147483648 bytes"),
+        "{error}"
+    );
+    mock.clean();
+}
+
+#[test]
+fn frees_wait_for_running_kernels() {
+    let mock = Mock::build("deferred", &[]);
+    let gpu = mock.open();
+    let flag = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
+    let (device, vmm) = (
+        gpu.alloc(MemKind::Device, 64).unwrap(),
+        gpu.alloc(MemKind::Vmm, 64).unwrap(),
+    );
+    let foreign = Box::leak(Box::new([0u64; 8]));
+    let ended = Arc::new(AtomicBool::new(false));
+    struct Flag(Arc<AtomicBool>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let at = NonNull::from(&mut *foreign).cast();
+    // SAFETY: leaked memory is valid for ever.
+    let registered =
+        unsafe { gpu.register_host_keeping(at, 64, Arc::new(Flag(Arc::clone(&ended)))) }.unwrap();
+    let image = gpu.load(PTX.as_bytes()).unwrap();
+    let live = mock.get("live");
+    let kernel = gpu.kernel("spin").unwrap();
+    let mut running = launch(&gpu, &kernel, &[flag.device_addr()]);
+    assert!(!running.is_done().unwrap());
+    let error = running.wait(Duration::from_millis(5)).unwrap_err();
+    assert!(matches!(error, GpuError::TimedOut { .. }), "{error}");
+    drop((device, vmm, registered, image));
+    assert_eq!(
+        (mock.get("live"), ended.load(Ordering::Relaxed)),
+        (live, false)
+    );
+    flag.write(0, &[1]).unwrap();
+    running.wait(LONG).unwrap();
+    assert_eq!(
+        (mock.get("live"), ended.load(Ordering::Relaxed)),
+        (live - 3, true)
+    );
+    assert_eq!((mock.get("maps"), mock.get("modules")), (0, 1));
+    mock.clean();
+}
+
+#[test]
+fn an_abandoned_kernel_is_looked_after_by_the_next_call() {
+    let mock = Mock::build("abandoned", &[]);
+    let gpu = mock.open();
+    let flag = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
+    let kernel = gpu.kernel("spin").unwrap();
+    drop(launch(&gpu, &kernel, &[flag.device_addr()]));
+    let device = gpu.alloc(MemKind::Device, 64).unwrap();
+    let live = mock.get("live");
+    drop(device);
+    assert_eq!(mock.get("live"), live, "freed under an abandoned kernel");
+    flag.write(0, &[1]).unwrap();
+    drop(gpu.alloc(MemKind::PinnedHost, 8).unwrap());
+    assert_eq!(mock.get("live"), live - 1);
+    mock.clean();
+}
+
+#[test]
+fn closing_over_an_abandoned_kernel_leaks() {
+    let mock = Mock::build("leak", &[]);
+    let gpu = mock.open();
+    let flag = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
+    let kernel = gpu.kernel("spin").unwrap();
+    let live = mock.get("live");
+    drop(launch(&gpu, &kernel, &[flag.device_addr()]));
+    drop((kernel, flag, gpu));
+    assert_eq!(
+        (mock.get("live"), mock.get("releases"), mock.get("streams")),
+        (live, 0, 6)
+    );
+    mock.clean();
+}
+
+#[test]
+fn launches_are_bounded_and_checked() {
+    let mock = Mock::build("slots", &[]);
+    let gpu = mock.open();
+    let flag = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
+    let kernel = gpu.kernel("spin").unwrap();
+    let mut running: Vec<_> = (0..4)
+        .map(|_| launch(&gpu, &kernel, &[flag.device_addr()]))
+        .collect();
+    let try_launch = |gpu: &Gpu, dims, params: &[u8]| {
+        // SAFETY: refused before it runs.
+        unsafe { gpu.launch(&kernel, dims, params, LaunchOpts::default()) }.unwrap_err()
+    };
+    let one = Dims::new(1, 1);
+    let error = try_launch(&gpu, one, &[]);
+    assert!(
+        matches!(error, GpuError::TooManyLaunches { limit: 4 }),
+        "{error}"
+    );
+    flag.write(0, &[1]).unwrap();
+    for launch in &mut running {
+        launch.wait(LONG).unwrap();
+    }
+    for dims in [
+        Dims::new(0, 1),
+        Dims::new(1, 0),
+        Dims::new(1, 513),
+        Dims::new(u32::MAX, 1),
+    ] {
+        assert!(matches!(
+            try_launch(&gpu, dims, &[]),
+            GpuError::BadDims {
+                max_threads: 512,
+                ..
+            }
+        ));
+    }
+    let error = try_launch(&gpu, one, &[0; 4097]);
+    assert!(matches!(
+        error,
+        GpuError::ParamsTooLarge {
+            len: 4097,
+            max: 4096,
+            ..
+        }
+    ));
+    let other = mock.try_open(GpuSelect::Cuda(Some(1))).unwrap();
+    assert!(matches!(
+        try_launch(&other, one, &[]),
+        GpuError::WrongGpu { .. }
+    ));
+    let error = gpu.kernel("spinn").unwrap_err().to_string();
+    assert!(error.contains("fault, spin, store"), "{error}");
+    mock.clean();
+}
+
+#[test]
+fn the_callers_context_and_capture_mode_are_left_alone() {
+    let mock = Mock::build("context", &[]);
+    // Another library's context on the stack, its thread in the strict mode.
+    mock.call_int("mock_push", 1);
+    let gpu = mock.open();
+    let buffer = gpu.alloc(MemKind::Device, 16).unwrap();
+    buffer.write(0, &[1; 16]).unwrap();
+    let kernel = gpu.kernel("store").unwrap();
+    launch(&gpu, &kernel, &[buffer.device_addr(), 5])
+        .wait(LONG)
+        .unwrap();
+    assert_eq!(read_u64(&buffer), 5);
+    drop((buffer, kernel, gpu));
+    assert_eq!(
+        (mock.get("depth"), mock.get("mode"), mock.get("violations")),
+        (1, 0, 0)
+    );
+}
+
+#[test]
+fn a_fault_is_reported_and_nothing_hangs() {
+    let mock = Mock::build("fault", &[]);
+    let gpu = mock.open();
+    let buffer = gpu.alloc(MemKind::Device, 16).unwrap();
+    let kernel = gpu.kernel("fault").unwrap();
+    let params = bytes(&[0]);
+    // SAFETY: the stand-in's kernel takes anything.
+    let launched = unsafe { gpu.launch(&kernel, Dims::new(1, 1), &params, LaunchOpts::default()) };
+    let error = launched
+        .and_then(|mut l| l.wait(LONG))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && error.contains("compute-sanitizer"),
+        "{error}"
+    );
+    assert!(buffer.read(0, &mut [0; 8]).is_err());
+    let copier = gpu.copier().unwrap();
+    // SAFETY: no bytes.
+    let submitted = unsafe { copier.submit(&[]) };
+    assert!(submitted.and_then(|t| copier.poll(t)).is_err());
+    drop((buffer, kernel, copier, gpu));
+    assert_eq!(mock.get("depth"), 0);
+}
+
+fn copy_all_ways(mock: &Mock, gpu: &Gpu) {
+    let copier = gpu.copier().unwrap();
+    let host = gpu.alloc(MemKind::PinnedHost, 1 << 16).unwrap();
+    let device = gpu.alloc(MemKind::Device, 1 << 16).unwrap();
+    let data: Vec<u8> = (0..1 << 16).map(|i| (i * 13 + i / 251) as u8).collect();
+    host.write(0, &data).unwrap();
+    let (h, d) = (host.device_addr(), device.device_addr());
+    // 1000 copies of 64 bytes in, then back to other places.
+    let inward: Vec<_> = (0..1000)
+        .map(|i| CopyOp {
+            dst: d + i * 64,
+            src: h + (999 - i) * 64,
+            len: 64,
+        })
+        .collect();
+    // SAFETY: (here and below) ranges of buffers that outlive the copies.
+    let first = unsafe { copier.submit(&inward) }.unwrap();
+    copier.wait(first, LONG).unwrap();
+    let mut back = vec![0; 1 << 16];
+    device.read(0, &mut back).unwrap();
+    for i in 0..1000 {
+        assert_eq!(back[i * 64..][..64], data[(999 - i) * 64..][..64]);
+    }
+    // Within the GPU: refused, or by way of host memory.
+    let within = [CopyOp {
+        dst: d + 32768,
+        src: d,
+        len: 32768,
+    }];
+    // SAFETY: as above.
+    let error = unsafe { copier.submit(&within) }.unwrap_err();
+    assert!(
+        matches!(error, GpuError::SameGpuCopy { len: 32768, .. }),
+        "{error}"
+    );
+    // SAFETY: as above.
+    let second = unsafe { copier.submit_via_host(&within) }.unwrap();
+    assert_eq!(second, first + 1);
+    copier.wait(second, LONG).unwrap();
+    let mut whole = vec![0; 1 << 16];
+    device.read(0, &mut whole).unwrap();
+    assert!(whole[..32768] == back[..32768] && whole[32768..] == back[..32768]);
+    // To the other GPU.
+    let peer = mock.foreign(64, 1);
+    // SAFETY: as above.
+    let third = unsafe {
+        copier.submit(&[CopyOp {
+            dst: peer,
+            src: d,
+            len: 64,
+        }])
+    }
+    .unwrap();
+    copier.wait(third, LONG).unwrap();
+    assert!(copier.poll(first).unwrap());
+    let stats = copier.stats();
+    assert_eq!(
+        (stats.copies, stats.via_host, stats.bytes),
+        (1002, 1, 64_000 + 32_768 + 64)
+    );
+    assert!(copier.oldest().is_none());
+    mock.clean();
+}
+
+#[test]
+fn copies_go_in_batches_of_the_new_call() {
+    let mock = Mock::build("batch2", &["-DBATCH=2"]);
+    let gpu = mock.open();
+    assert!(gpu.copier().unwrap().batched());
+    copy_all_ways(&mock, &gpu);
+    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (4, 1000));
+}
+
+#[test]
+fn copies_go_in_batches_of_the_old_call() {
+    let mock = Mock::build("batch1", &["-DBATCH=1"]);
+    let gpu = mock.open();
+    assert!(gpu.copier().unwrap().batched());
+    copy_all_ways(&mock, &gpu);
+    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (4, 1000));
+}
+
+#[test]
+fn copies_go_one_by_one_without_batches() {
+    let mock = Mock::build("batch0", &["-DBATCH=0"]);
+    let gpu = mock.open();
+    assert!(!gpu.info().can.batch_copy && !gpu.copier().unwrap().batched());
+    copy_all_ways(&mock, &gpu);
+    assert_eq!(mock.get("batches"), 0);
+}
+
+#[test]
+fn copies_that_cannot_be_are_refused_whole() {
+    let mock = Mock::build("refused", &[]);
+    let gpu = mock.open();
+    let copier = gpu.copier().unwrap();
+    let host = gpu.alloc(MemKind::PinnedHost, 4096).unwrap();
+    let device = gpu.alloc(MemKind::Device, 4096).unwrap();
+    let (h, d) = (host.device_addr(), device.device_addr());
+    let copies = mock.get("copies");
+    let stack = 0u64;
+    let stack = std::ptr::from_ref(&stack).addr() as u64;
+    let good = CopyOp {
+        dst: d,
+        src: h,
+        len: 8,
+    };
+    for bad in [
+        CopyOp {
+            dst: d,
+            src: stack,
+            len: 8,
+        },
+        CopyOp {
+            dst: d + 4090,
+            src: h,
+            len: 8,
+        },
+        CopyOp {
+            dst: d,
+            src: h + 4096,
+            len: 1,
+        },
+        CopyOp {
+            dst: d,
+            src: h,
+            len: u64::MAX,
+        },
+    ] {
+        // SAFETY: refused.
+        let error = unsafe { copier.submit(&[good, bad]) }.unwrap_err();
+        assert!(matches!(error, GpuError::UnknownMemory { .. }), "{error}");
+    }
+    // SAFETY: refused.
+    let error = unsafe {
+        copier.submit(&[CopyOp {
+            dst: h,
+            src: h,
+            len: 8,
+        }])
+    }
+    .unwrap_err();
+    assert!(matches!(error, GpuError::Unsupported { .. }), "{error}");
+    let error = copier.poll(1).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            GpuError::UnknownTicket {
+                ticket: 1,
+                newest: 0
+            }
+        ),
+        "{error}"
+    );
+    assert_eq!(
+        mock.get("copies"),
+        copies,
+        "part of a refused call was copied"
+    );
+    // Freed memory is forgotten.
+    // SAFETY: buffers that live.
+    let ticket = unsafe { copier.submit(&[good]) }.unwrap();
+    copier.wait(ticket, LONG).unwrap();
+    drop(device);
+    // SAFETY: refused.
+    let error = unsafe { copier.submit(&[good]) }.unwrap_err();
+    assert!(matches!(error, GpuError::UnknownMemory { .. }), "{error}");
+    mock.clean();
+}
+
+#[test]
+fn a_stalled_copy_is_told_and_submitting_does_not_pile_up_in_the_driver() {
+    let mock = Mock::build("stall", &[]);
+    let gpu = mock.open();
+    let copier = gpu.copier().unwrap();
+    let host = gpu.alloc(MemKind::PinnedHost, 4096).unwrap();
+    let device = gpu.alloc(MemKind::Device, 4096).unwrap();
+    let op = CopyOp {
+        dst: device.device_addr(),
+        src: host.device_addr(),
+        len: 8,
+    };
+    let before = mock.get("copies");
+    mock.call_int("mock_hold_copies", 1);
+    // SAFETY: buffers that outlive the copies.
+    let tickets: Vec<_> = (0..40)
+        .map(|_| unsafe { copier.submit(&[op; 100]) }.unwrap())
+        .collect();
+    assert_eq!(tickets, (1..=40).collect::<Vec<_>>());
+    assert!(
+        mock.get("copies") - before <= 512,
+        "more in the driver than it takes without blocking"
+    );
+    assert!(!copier.poll(1).unwrap());
+    assert_eq!(copier.oldest().unwrap().0, 1);
+    let error = copier.wait(40, Duration::from_millis(5)).unwrap_err();
+    assert!(matches!(error, GpuError::TimedOut { .. }), "{error}");
+    copier.set_stall_limit(Duration::ZERO);
+    let error = copier.poll(1).unwrap_err();
+    assert!(
+        matches!(error, GpuError::CopyStalled { ticket: 1, .. }),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("CUDA_DEVICE_MAX_CONNECTIONS"),
+        "{error}"
+    );
+    copier.set_stall_limit(LONG);
+    mock.call_int("mock_hold_copies", 0);
+    copier.wait(40, LONG).unwrap();
+    assert!(tickets.iter().all(|&t| copier.poll(t).unwrap()));
+    assert_eq!(mock.get("copies") - before, 4000);
+    mock.clean();
+}
+
+#[test]
+fn exports_are_opened_again() {
+    let mock = Mock::build("ipc", &[]);
+    let gpu = mock.open();
+    let device = gpu.alloc(MemKind::Device, 100).unwrap();
+    device.write(0, b"shared").unwrap();
+    let export = device.export().unwrap();
+    assert!(matches!(export, Export::CudaIpc { len: 100, .. }));
+    let opened = gpu.import(&export).unwrap();
+    let mut back = [0; 6];
+    opened.read(0, &mut back).unwrap();
+    assert_eq!(
+        (&back, opened.len(), opened.kind()),
+        (b"shared", 100, MemKind::Device)
+    );
+    let vmm = gpu.alloc(MemKind::Vmm, 100).unwrap();
+    let export = vmm.export().unwrap();
+    assert!(matches!(export, Export::Fd { len: 100, .. }));
+    assert_eq!(gpu.import(&export).unwrap().kind(), MemKind::Vmm);
+    for buffer in [opened, gpu.alloc(MemKind::PinnedHost, 8).unwrap()] {
+        assert!(matches!(buffer.export(), Err(GpuError::Unsupported { .. })));
+    }
+    mock.clean();
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let error = Mock::build("symbol", &["-DWITHOUT_UNMAP"]).try_open(GpuSelect::Cuda(None));
+    let error = error.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            GpuError::MissingSymbol {
+                symbol: "cuMemUnmap",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let mock = Mock::build("ordinal", &[]);
+    let error = mock.try_open(GpuSelect::Cuda(Some(7))).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            GpuError::NoSuchDevice {
+                ordinal: 7,
+                count: 2
+            }
+        ),
+        "{error}"
+    );
+    let module = Module {
+        ptx: "// refuse me\n",
+        host: &[],
+    };
+    let error = Gpu::open_with_driver(&GpuSelect::Auto, module, &mock.path).unwrap_err();
+    assert!(
+        error.to_string().contains("line 3; fatal: refused"),
+        "{error}"
+    );
+    let nowhere = PathBuf::from("/nonexistent/libcuda.so.1");
+    let module = Module { ptx: "", host: &[] };
+    let error = Gpu::open_with_driver(&GpuSelect::Cuda(None), module, &nowhere).unwrap_err();
+    assert!(matches!(error, GpuError::NoDriver { .. }), "{error}");
+}
+
+#[test]
+fn auto_takes_the_host_when_there_is_no_device_and_says_why() {
+    for (test, flags) in [
+        ("nodevice", &["-DINIT_FAILS=100"]),
+        ("nodevices", &["-DDEVICES=0"]),
+    ] as [(&str, &[&str]); 2]
+    {
+        let mock = Mock::build(test, flags);
+        let gpu = mock.try_open(GpuSelect::Auto).unwrap();
+        assert!(!gpu.is_cuda() && gpu.copier().is_none());
+        assert!(
+            gpu.info().notes[0].contains("CUDA_ERROR_NO_DEVICE"),
+            "{:?}",
+            gpu.info().notes
+        );
+        let error = mock
+            .try_open(GpuSelect::Cuda(None))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
+    }
+    // A driver that is broken is not passed over.
+    let broken = Mock::build("broken", &["-DINIT_FAILS=803"]);
+    assert!(broken.try_open(GpuSelect::Auto).is_err());
+    let auto = Mock::build("auto", &[]).try_open(GpuSelect::Auto).unwrap();
+    assert!(auto.is_cuda() && auto.info().notes[0].contains("auto"));
+}
+
+#[test]
+fn a_mig_slice_is_noticed() {
+    let gpu = Mock::build("mig", &["-DMIG"]).open();
+    assert!(
+        gpu.info().mig
+            && gpu
+                .info()
+                .uuid
+                .as_deref()
+                .unwrap()
+                .starts_with("MIG-aa010101")
+    );
+    assert!(gpu.info().notes.iter().any(|n| n.contains("MIG")));
+}
+
+#[test]
+fn a_forked_child_is_told() {
+    let mock = Mock::build("fork", &[]);
+    let gpu = mock.open();
+    let buffer = gpu.alloc(MemKind::Device, 16).unwrap();
+    // SAFETY: the child makes calls that end in our own check, and leaves without running destructors.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let told = matches!(buffer.read(0, &mut [0; 8]), Err(GpuError::Forked))
+            && matches!(gpu.alloc(MemKind::Device, 8), Err(GpuError::Forked));
+        drop(buffer);
+        drop(gpu);
+        let untouched = mock.get("frees") == 0 && mock.get("releases") == 0;
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if told && untouched { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child and an out parameter.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    buffer.write(0, &[1; 16]).unwrap();
+    mock.clean();
+}

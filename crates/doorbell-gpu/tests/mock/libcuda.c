@@ -1,0 +1,334 @@
+/* A stand-in for the CUDA driver library, for tests on machines without a GPU.
+ *
+ * Device memory is the heap, copies are memcpy, a few kernels are known by name. What it is for is the bookkeeping: it
+ * counts as violations what would hang or spoil a real process (a free or a load while a kernel runs, a copy within one
+ * GPU, the legacy stream, a call without a context or with a strict capture mode, an address it never gave out).
+ * The prototypes are those of NVIDIA's cuda.h, written down after its documentation.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int R;
+typedef uint64_t P;
+enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, FAULT = 700 };
+
+#ifndef BATCH
+#define BATCH 2
+#endif
+#ifndef DEVICES
+#define DEVICES 2
+#endif
+
+struct range { P start; size_t size; int type, device, live; };
+struct stream { int priority; P wait_flag; };
+struct event { int recorded; P wait_flag; };
+struct function { char name[64]; int loaded; };
+struct module { char *text; };
+
+static struct range ranges[4096];
+static int range_count;
+static P kernels[64]; /* flags that running kernels wait for */
+static int kernel_count;
+static uint64_t hold_copies_release = 1;
+static int sticky;
+static struct {
+    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps;
+} n;
+static char violation[256];
+
+static __thread int depth;
+static __thread int stack[64];
+static __thread int mode; /* 0 global, 2 relaxed */
+
+static void violate(const char *what) {
+    n.violations++;
+    snprintf(violation, sizeof violation, "%s", what);
+}
+
+static int running(void) {
+    int r = 0;
+    for (int i = 0; i < kernel_count; i++)
+        if (*(volatile uint64_t *)kernels[i] == 0) r++;
+    return r;
+}
+
+static R enter(const char *call) {
+    if (depth == 0) { violate(call); return NO_CONTEXT; }
+    if (mode != 2) violate("strict capture mode");
+    return sticky ? FAULT : OK;
+}
+#define ENTER do { R r = enter(__func__); if (r) return r; } while (0)
+
+static struct range *find(P a) {
+    for (int i = 0; i < range_count; i++)
+        if (ranges[i].live && a >= ranges[i].start && a < ranges[i].start + ranges[i].size) return &ranges[i];
+    return 0;
+}
+static P add(P start, size_t size, int type) {
+    ranges[range_count++] = (struct range){start, size, type, depth ? stack[depth - 1] : 0, 1};
+    return start;
+}
+static R gone(P a, const char *what) {
+    struct range *r = find(a);
+    if (running()) violate(what);
+    if (!r || r->start != a) return INVALID;
+    r->live = 0;
+    n.frees++;
+    return OK;
+}
+
+/* What tests read and set. */
+uint64_t mock_get(const char *name) {
+#define F(x) if (!strcmp(name, #x)) return n.x;
+    F(violations) F(allocs) F(frees) F(batches) F(batched_copies) F(copies) F(retains) F(releases) F(streams) F(events)
+    F(modules) F(maps)
+    if (!strcmp(name, "depth")) return depth;
+    if (!strcmp(name, "mode")) return mode;
+    if (!strcmp(name, "running")) return running();
+    if (!strcmp(name, "live")) { uint64_t c = 0; for (int i = 0; i < range_count; i++) c += ranges[i].live; return c; }
+    return ~0ull;
+}
+const char *mock_violation(void) { return violation; }
+void mock_hold_copies(int hold) { hold_copies_release = !hold; }
+void mock_push(int device) { stack[depth++] = device; }
+void mock_mode(int m) { mode = m; }
+P mock_foreign_alloc(size_t size, int device) { P p = add((P)calloc(1, size), size, 2); ranges[range_count - 1].device = device; return p; }
+
+R cuInit(unsigned flags) {
+    (void)flags;
+#ifdef INIT_FAILS
+    return INIT_FAILS;
+#endif
+    return OK;
+}
+R cuDriverGetVersion(int *v) { *v = 13000; return OK; }
+R cuGetErrorName(R r, const char **s) {
+    *s = r == INVALID ? "CUDA_ERROR_INVALID_VALUE" : r == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE"
+       : r == FAULT ? "CUDA_ERROR_ILLEGAL_ADDRESS" : r == 218 ? "CUDA_ERROR_INVALID_PTX" : "CUDA_ERROR_MOCK";
+    return OK;
+}
+R cuGetErrorString(R r, const char **s) { (void)r; *s = "mocked"; return OK; }
+R cuDeviceGetCount(int *c) { *c = DEVICES; return OK; }
+R cuDeviceGet(int *d, int i) { *d = i; return OK; }
+R cuDeviceGetName(char *b, int len, int d) { snprintf(b, len, "Mock GPU %d", d); return OK; }
+R cuDeviceGetAttribute(int *v, int a, int d) {
+    (void)d;
+    switch (a) {
+    case 1: *v = 1024; break;
+    case 5: *v = 0x7fffffff; break;
+    case 16: *v = 4; break;
+    case 39: *v = 2048; break;
+    case 40: *v = 3; break;
+    case 75: *v = 9; break;
+    case 76: *v = 0; break;
+    case 19: case 41: case 102: case 103: case 124: case 125: *v = 1; break;
+    case 133: return INVALID; /* an older driver */
+    default: *v = 0;
+    }
+    return OK;
+}
+R cuDeviceTotalMem_v2(size_t *s, int d) { (void)d; *s = 1 << 30; return OK; }
+R cuDeviceGetPCIBusId(char *b, int len, int d) { snprintf(b, len, "FFFF:1%X:00.0", d); return OK; }
+R cuDeviceGetUuid(unsigned char *u, int d) { memset(u, d + 1, 16); return OK; }
+R cuDeviceGetUuid_v2(unsigned char *u, int d) {
+    memset(u, d + 1, 16);
+#ifdef MIG
+    u[0] = 0xaa;
+#endif
+    return OK;
+}
+R cuDevicePrimaryCtxRetain(void **c, int d) { n.retains++; *c = (void *)(intptr_t)(d + 1); return OK; }
+R cuDevicePrimaryCtxRelease_v2(int d) { (void)d; n.releases++; return OK; }
+R cuCtxPushCurrent_v2(void *c) { stack[depth++] = (int)(intptr_t)c - 1; return OK; }
+R cuCtxPopCurrent_v2(void **c) {
+    if (!depth) { violate("pop of an empty stack"); return NO_CONTEXT; }
+    *c = (void *)(intptr_t)(stack[--depth] + 1);
+    return OK;
+}
+R cuCtxGetStreamPriorityRange(int *least, int *greatest) { ENTER; *least = 0; *greatest = -5; return OK; }
+R cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = old; return OK; }
+
+R cuModuleLoadDataEx(void **m, const void *image, unsigned count, int *options, void **values) {
+    ENTER;
+    if (running()) violate("a module loaded while a kernel runs");
+    if (strstr(image, "refuse me")) {
+        for (unsigned i = 0; i < count; i++)
+            if (options[i] == 5) strcpy(values[i], "ptxas application ptx input, line 3; fatal: refused");
+        return 218;
+    }
+    struct module *x = calloc(1, sizeof *x);
+    x->text = strdup(image);
+    *m = x;
+    n.modules++;
+    return OK;
+}
+R cuModuleUnload(struct module *m) { ENTER; if (running()) violate("a module unloaded while a kernel runs"); free(m->text); free(m); n.modules--; return OK; }
+R cuModuleGetFunction(struct function **f, struct module *m, const char *name) {
+    ENTER;
+    char entry[80];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    if (!strstr(m->text, entry)) return NOT_FOUND;
+    *f = calloc(1, sizeof **f);
+    snprintf((*f)->name, 64, "%s", name);
+    return OK;
+}
+R cuFuncLoad(struct function *f) { ENTER; f->loaded = 1; return OK; }
+R cuFuncGetAttribute(int *v, int a, struct function *f) { ENTER; (void)f; *v = a == 0 ? 512 : a == 4 ? 32 : 0; return OK; }
+R cuOccupancyMaxActiveBlocksPerMultiprocessor(int *b, struct function *f, int threads, size_t shared) { ENTER; (void)f; (void)shared; *b = 2048 / threads; return OK; }
+R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                 struct stream *s, void **args, void **extra) {
+    ENTER;
+    (void)gx; (void)gy; (void)gz; (void)bx; (void)by; (void)bz; (void)shared; (void)extra;
+    if (!s) violate("a launch on the legacy stream");
+    if (!f->loaded && running()) violate("a kernel loaded lazily while another runs");
+    uint64_t *p = (uint64_t *)*(P *)args[0];
+    if (!find((P)p)) violate("parameters outside device memory");
+    if (!strcmp(f->name, "store")) *(uint64_t *)p[0] = p[1];
+    else if (!strcmp(f->name, "spin")) { s->wait_flag = p[0]; kernels[kernel_count++] = p[0]; }
+    else if (!strcmp(f->name, "fault")) sticky = 1;
+    else return INVALID;
+    return OK;
+}
+
+R cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) {
+    ENTER;
+    if (flags != 1) violate("a stream that blocks with the legacy stream");
+    *s = calloc(1, sizeof **s);
+    (*s)->priority = priority;
+    n.streams++;
+    return OK;
+}
+R cuStreamDestroy_v2(struct stream *s) { ENTER; free(s); n.streams--; return OK; }
+R cuEventCreate(struct event **e, unsigned flags) { ENTER; (void)flags; *e = calloc(1, sizeof **e); n.events++; return OK; }
+R cuEventDestroy_v2(struct event *e) { ENTER; free(e); n.events--; return OK; }
+R cuEventRecord(struct event *e, struct stream *s) {
+    ENTER;
+    if (!s) violate("an event on the legacy stream");
+    e->recorded = 1;
+    e->wait_flag = s->wait_flag;
+    if (s->priority < 0 && !hold_copies_release) e->wait_flag = (P)&hold_copies_release;
+    return OK;
+}
+R cuEventQuery(struct event *e) {
+    ENTER;
+    return e->wait_flag && *(volatile uint64_t *)e->wait_flag == 0 ? NOT_READY : OK;
+}
+R cuEventElapsedTime(float *ms, struct event *a, struct event *b) { ENTER; if (!a->recorded || !b->recorded) return INVALID; *ms = 1.5f; return OK; }
+
+R cuMemAlloc_v2(P *p, size_t size) {
+    ENTER;
+    n.allocs++;
+    if (size > 1 << 30) return 2;
+    *p = add((P)malloc(size), size, 2);
+    memset((void *)*p, 0xcd, size);
+    return OK;
+}
+R cuMemFree_v2(P p) { ENTER; R r = gone(p, "memory freed while a kernel runs"); if (!r) free((void *)p); return r; }
+R cuMemHostAlloc(void **p, size_t size, unsigned flags) {
+    ENTER;
+    if (flags != 3) violate("pinned memory without portable and devicemap");
+    n.allocs++;
+    *p = malloc(size);
+    memset(*p, 0xcd, size);
+    add((P)*p, size, 1);
+    return OK;
+}
+R cuMemFreeHost(void *p) { ENTER; R r = gone((P)p, "pinned memory freed while a kernel runs"); if (!r) free(p); return r; }
+R cuMemHostGetDevicePointer_v2(P *d, void *p, unsigned flags) { ENTER; (void)flags; *d = (P)p; return find((P)p) ? OK : INVALID; }
+R cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
+    ENTER;
+    (void)flags;
+    if (find((P)p)) return 712;
+    add((P)p, size, 1);
+    return OK;
+}
+R cuMemHostUnregister(void *p) { ENTER; return gone((P)p, "memory unregistered while a kernel runs"); }
+
+static R copy(P d, P s, size_t size, struct stream *st) {
+    struct range *a = find(d), *b = find(s);
+    if (!st) violate("a copy on the legacy stream");
+    if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a copy outside memory"); return INVALID; }
+    if (a->type == 2 && b->type == 2 && a->device == b->device) violate("a copy within one GPU");
+    if (a->type == 1 && b->type == 1) violate("a copy from host to host");
+    memcpy((void *)d, (void *)s, size);
+    n.copies++;
+    return OK;
+}
+R cuMemcpyAsync(P d, P s, size_t size, struct stream *st) { ENTER; return copy(d, s, size, st); }
+
+struct attributes { int order, src[2], dst[2]; unsigned flags; };
+static R batch(const P *d, const P *s, const size_t *size, size_t count, struct attributes *a, size_t *first, size_t attrs, struct stream *st) {
+    if (count == 0 || attrs != 1 || *first != 0 || a->order != 1) return INVALID;
+    n.batches++;
+    n.batched_copies += count;
+    for (size_t i = count; i-- > 0;) { R r = copy(d[i], s[i], size[i], st); if (r) return r; }
+    return OK;
+}
+#if BATCH >= 1
+R cuMemcpyBatchAsync(P *d, P *s, size_t *size, size_t count, struct attributes *a, size_t *first, size_t attrs, size_t *fail, struct stream *st) {
+    ENTER;
+    if (BATCH >= 2) violate("the old batch call where there is a new one");
+    *fail = ~0ul;
+    return batch(d, s, size, count, a, first, attrs, st);
+}
+#endif
+#if BATCH >= 2
+R cuMemcpyBatchAsync_v2(const P *d, const P *s, const size_t *size, size_t count, struct attributes *a, size_t *first, size_t attrs, struct stream *st) {
+    ENTER;
+    return batch(d, s, size, count, a, first, attrs, st);
+}
+#endif
+R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
+    ENTER;
+    struct range *r = find(p);
+    for (unsigned i = 0; i < count; i++) switch (which[i]) {
+        case 2: *(unsigned *)out[i] = r ? r->type : 0; break;
+        case 8: *(unsigned *)out[i] = 0; break;
+        case 9: *(int *)out[i] = r ? r->device : -2; break;
+        case 11: *(P *)out[i] = r ? r->start : 0; break;
+        case 12: *(size_t *)out[i] = r ? r->size : 0; break;
+        default: return INVALID;
+    }
+    return OK;
+}
+
+R cuIpcGetMemHandle(unsigned char *h, P p) { ENTER; memset(h, 0, 64); memcpy(h, &p, 8); return find(p) ? OK : INVALID; }
+struct handle { unsigned char bytes[64]; };
+R cuIpcOpenMemHandle_v2(P *p, struct handle h, unsigned flags) {
+    ENTER;
+    (void)flags;
+    P from;
+    memcpy(&from, h.bytes, 8);
+    struct range *r = find(from);
+    if (!r) return INVALID;
+    *p = add((P)calloc(1, r->size), r->size, 2);
+    memcpy((void *)*p, (void *)from, r->size);
+    return OK;
+}
+R cuIpcCloseMemHandle(P p) { ENTER; return gone(p, "an import closed while a kernel runs"); }
+
+struct prop { int kind, handles, location[2]; void *w; unsigned char flags[8]; };
+R cuMemGetAllocationGranularity(size_t *g, const struct prop *p, int option) { ENTER; (void)option; *g = 2 << 20; return p->kind == 1 ? OK : INVALID; }
+R cuMemCreate(P *h, size_t size, const struct prop *p, uint64_t flags) {
+    ENTER;
+    if (size % (2 << 20) || p->kind != 1 || p->handles != 1 || p->location[0] != 1 || flags) return INVALID;
+    *h = (P)malloc(8);
+    return OK;
+}
+R cuMemRelease(P h) { ENTER; free((void *)h); return OK; }
+R cuMemAddressReserve(P *p, size_t size, size_t align, P addr, uint64_t flags) { ENTER; (void)addr; (void)flags; *p = (P)aligned_alloc(align, size); return OK; }
+R cuMemAddressFree(P p, size_t size) { ENTER; (void)size; free((void *)p); return OK; }
+R cuMemMap(P p, size_t size, size_t offset, P h, uint64_t flags) { ENTER; (void)offset; (void)h; (void)flags; add(p, size, 2); n.maps++; return OK; }
+#ifndef WITHOUT_UNMAP
+R cuMemUnmap(P p, size_t size) { ENTER; (void)size; n.maps--; return gone(p, "memory unmapped while a kernel runs"); }
+#endif
+R cuMemSetAccess(P p, size_t size, const int *desc, size_t count) {
+    ENTER;
+    (void)size;
+    return find(p) && count == 1 && desc[0] == 1 && desc[2] == 3 ? OK : INVALID;
+}
+R cuMemExportToShareableHandle(void *out, P h, int type, uint64_t flags) { ENTER; (void)h; (void)flags; *(int *)out = dup(0); return type == 1 ? OK : INVALID; }
+R cuMemImportFromShareableHandle(P *h, void *fd, int type) { ENTER; *h = (P)malloc(8); return type == 1 && (intptr_t)fd > 2 ? OK : INVALID; }
