@@ -1,1 +1,41 @@
-//! (in construction)
+//! The software HCA: executes mlx5 work queues that a GPU, or anyone else, wrote into memory.
+//!
+//! A poster writes WQEs into a send ring and rings a doorbell word. An engine *core* (a thread, or whoever calls [`Driver::poll`]) sees the
+//! word, reads each WQE once, checks it completely, moves the bytes, and writes the CQE. What is wrong is answered with the error CQE of
+//! the [table of faults](fault), and nothing outside a registered region is ever touched.
+//!
+//! * [`Hca`] makes memory regions ([`Mr`]) and queue pairs ([`HcaQp`]), reports [`Event`]s, and runs the engine.
+//! * [`mem`] is the key table, which a peer process can map read-only, and how regions end.
+//! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), later packets.
+//! * [`dma`] moves payloads of GPU memory through a copy engine.
+//!
+//! Memory shared with others comes in as [`Shared`] pointers through `unsafe` calls; everything above them is safe.
+
+pub mod config;
+mod copy;
+pub mod dma;
+pub mod doorbells;
+mod engine;
+mod error;
+mod events;
+pub mod fault;
+mod hca;
+pub mod link;
+pub mod mem;
+mod place;
+pub mod qp;
+mod raw;
+pub mod shm;
+
+pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};
+pub use doorbells::{DoorbellArray, DoorbellSlot};
+pub use engine::CoreCounters;
+pub use error::{HcaError, Result};
+pub use events::Event;
+pub use fault::Fault;
+pub use hca::{CoreHealth, Driver, Hca};
+pub use link::{Delivery, Destination, RemoteQp};
+pub use mem::{Access, Addressing, Keep, Memory, Mr, MrConfig};
+pub use place::Placement;
+pub use qp::{CqConfig, DoorbellWord, HcaQp, OnError, QpConfig, QpCounters, QpState, RqConfig};
+pub use raw::Shared;

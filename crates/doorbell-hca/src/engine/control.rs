@@ -1,0 +1,274 @@
+//! How callers reach an engine core: messages with deadlines, carried out between two rounds, on whichever thread has the core.
+//! A core is behind a lock that its thread holds for life and a caller-driven core's driver for one round; whoever gets it may run
+//! the messages, so nothing hangs on a core that nobody drives or that died.
+
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::counters::AtomicCoreCounters;
+use crate::error::{HcaError, Result};
+use crate::hca::{CoreHealth, Inner};
+
+type Message = Box<dyn FnOnce(&mut Core, &Inner) + Send>;
+
+/// One engine core as everybody sees it.
+#[repr(align(128))]
+pub(crate) struct CoreSlot {
+    /// Newest grace period acknowledged.
+    pub(crate) ack: AtomicU64,
+    pub(crate) rounds: AtomicU64,
+    mail_waiting: AtomicBool,
+    qps: AtomicUsize,
+    index: usize,
+    mail: Mutex<VecDeque<Message>>,
+    dead: OnceLock<String>,
+    pub(crate) counters: AtomicCoreCounters,
+    core: Mutex<Core>,
+}
+
+impl CoreSlot {
+    pub(crate) fn new(index: usize) -> Self {
+        Self {
+            ack: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
+            mail_waiting: AtomicBool::new(false),
+            qps: AtomicUsize::new(0),
+            index,
+            mail: Mutex::default(),
+            dead: OnceLock::new(),
+            counters: AtomicCoreCounters::default(),
+            core: Mutex::new(Core::new(index)),
+        }
+    }
+
+    pub(crate) fn load(&self) -> usize {
+        if self.dead.get().is_some() {
+            usize::MAX
+        } else {
+            self.qps.load(Ordering::Relaxed)
+        }
+    }
+
+    pub(crate) fn set_qps(&self, qps: usize) {
+        self.qps.store(qps, Ordering::Relaxed);
+    }
+
+    pub(crate) fn health(&self) -> CoreHealth {
+        CoreHealth {
+            dead: self.dead.get().cloned(),
+            rounds: self.rounds.load(Ordering::Relaxed),
+            qps: self.qps.load(Ordering::Relaxed),
+            counters: self.counters.snapshot(),
+        }
+    }
+
+    /// The core, if no other thread has it. A panic is handled where it happens, so a poisoned lock means nothing here.
+    fn try_core(&self) -> Option<MutexGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(core)) => Some(core.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The core, for its thread, which keeps it.
+    pub(crate) fn lock_core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One round on the calling thread, if no other thread has the core.
+    #[inline]
+    pub(crate) fn poll(&self, inner: &Inner) -> bool {
+        let Some(mut core) = self.try_core() else {
+            return false;
+        };
+        if self.dead.get().is_some() {
+            return false;
+        }
+        self.guarded(&mut core, inner, |core| core.round(inner))
+            .unwrap_or(false)
+    }
+
+    /// Runs `f`; if it panics, the core is dead: its QPs and its owner are told.
+    pub(crate) fn guarded<R>(
+        &self,
+        core: &mut Core,
+        inner: &Inner,
+        f: impl FnOnce(&mut Core) -> R,
+    ) -> Option<R> {
+        match catch_unwind(AssertUnwindSafe(|| f(core))) {
+            Ok(result) => Some(result),
+            Err(panic) => {
+                let reason = if let Some(text) = panic.downcast_ref::<&str>() {
+                    format!("panic: {text}")
+                } else if let Some(text) = panic.downcast_ref::<String>() {
+                    format!("panic: {text}")
+                } else {
+                    "panic".into()
+                };
+                tracing::error!(core = self.index, "engine core died: {reason}");
+                let _ = self.dead.set(reason.clone());
+                // The first half of this touches atomics only and cannot fail; a second panic in the CQE half changes nothing.
+                let _ = catch_unwind(AssertUnwindSafe(|| core.mark_down(inner, &reason)));
+                None
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_mail(&self) -> bool {
+        self.mail_waiting.load(Ordering::Relaxed)
+    }
+
+    /// Carries out what callers asked for.
+    #[cold]
+    pub(crate) fn run_mail(&self, core: &mut Core, inner: &Inner) {
+        self.mail_waiting.store(false, Ordering::Relaxed);
+        loop {
+            let message = self
+                .mail
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop_front();
+            match message {
+                Some(message) => message(core, inner),
+                None => return,
+            }
+        }
+    }
+
+    fn post(&self, message: Message) {
+        self.mail
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(message);
+        self.mail_waiting.store(true, Ordering::Release);
+    }
+
+    /// Runs messages here if no other thread has the core.
+    fn help(&self, inner: &Inner) -> bool {
+        let Some(mut core) = self.try_core() else {
+            return false;
+        };
+        self.guarded(&mut core, inner, |core| self.run_mail(core, inner));
+        true
+    }
+
+    /// Has this core acknowledged the grace period? Does it itself if no other thread has the core.
+    pub(crate) fn acknowledged(&self, inner: &Inner, number: u64) -> bool {
+        if self.ack.load(Ordering::Acquire) >= number {
+            return true;
+        }
+        if let Some(mut core) = self.try_core() {
+            self.guarded(&mut core, inner, |core| core.between_rounds(inner));
+        }
+        self.ack.load(Ordering::Acquire) >= number
+    }
+}
+
+const PENDING: u8 = 0;
+const RUNNING: u8 = 1;
+const DONE: u8 = 2;
+const WITHDRAWN: u8 = 3;
+
+struct Call<R> {
+    state: AtomicU8,
+    result: Mutex<Option<R>>,
+    ready: Condvar,
+}
+
+impl<R> Call<R> {
+    fn start(&self) -> bool {
+        self.state
+            .compare_exchange(PENDING, RUNNING, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    fn finish(&self, result: R) {
+        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        self.state.store(DONE, Ordering::Release);
+        self.ready.notify_all();
+    }
+
+    fn withdraw(&self) -> bool {
+        self.state
+            .compare_exchange(PENDING, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+}
+
+impl Inner {
+    /// Carries out `f` on a core and returns its answer. `even_dead`: also on a core whose engine died.
+    pub(crate) fn on_core<R: Send + 'static>(
+        &self,
+        core: usize,
+        what: &'static str,
+        timeout: Duration,
+        even_dead: bool,
+        f: impl FnOnce(&mut Core, &Self) -> R + Send + 'static,
+    ) -> Result<R> {
+        let slot = &self.cores[core];
+        let call = Arc::new(Call {
+            state: AtomicU8::new(PENDING),
+            result: Mutex::new(None),
+            ready: Condvar::new(),
+        });
+        let theirs = Arc::clone(&call);
+        slot.post(Box::new(move |core, inner| {
+            if theirs.start() {
+                let result = f(core, inner);
+                theirs.finish(result);
+            }
+        }));
+        let start = Instant::now();
+        loop {
+            let dead = slot.dead.get();
+            if dead.is_none() || even_dead {
+                slot.help(self);
+            }
+            {
+                let guard = call.result.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut guard = match dead {
+                    None => {
+                        call.ready
+                            .wait_timeout(guard, Duration::from_micros(200))
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .0
+                    }
+                    Some(_) => guard,
+                };
+                if let Some(result) = guard.take() {
+                    return Ok(result);
+                }
+            }
+            let waited = start.elapsed();
+            let running = call.state.load(Ordering::Acquire) == RUNNING;
+            if let Some(reason) = slot.dead.get()
+                && (!even_dead || running)
+            {
+                // A call that was running when the engine died never answers.
+                call.withdraw();
+                return Err(HcaError::EngineDown {
+                    core,
+                    reason: reason.clone(),
+                });
+            }
+            // What runs is bounded, so it is waited for; only an engine that is stopped in a debugger, say, gets past the second limit.
+            if waited >= timeout && (call.withdraw() || waited >= timeout + Duration::from_secs(10))
+            {
+                return Err(HcaError::TimedOut { core, what, waited });
+            }
+        }
+    }
+
+    /// Asks a core to do something, without waiting.
+    pub(crate) fn tell_core(&self, core: usize, f: impl FnOnce(&mut Core, &Self) + Send + 'static) {
+        let slot = &self.cores[core];
+        slot.post(Box::new(f));
+        slot.help(self);
+    }
+}

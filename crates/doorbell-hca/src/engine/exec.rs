@@ -1,0 +1,628 @@
+//! Everything that the hot loops leave: one WQE at a time, read once, checked completely before a byte moves, and then executed,
+//! set aside, or refused with its fault.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+use doorbell_wire::{Chunk, Ctrl, Key, Local, Payload, Piece, Remote, Request, Width, arith};
+
+use super::Cx;
+use super::hot::TURN_BYTES;
+use super::keys::{CachedKey, Use};
+use super::qp::{EngineQp, Park, Target};
+use crate::copy::{copy, store8};
+use crate::fault::Fault;
+use crate::link::Delivery;
+use crate::mem::{Access, End, Place, Span};
+use crate::qp::QpState;
+use crate::raw::Shared;
+
+/// What became of the WQE at the head.
+pub(super) enum Step {
+    /// Executed (or issued to a copy engine); the next one may follow.
+    Done,
+    /// Set aside, to be looked at again in a later turn.
+    Parked,
+    /// Refused.
+    Failed(Fault, Option<Ctrl>),
+}
+
+/// A long copy between host regions, done in slices so that other QPs get their turns and deregistrations end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slices {
+    ctrl: Ctrl,
+    remote: Remote,
+    local: Local,
+    read: bool,
+    imm: Option<u32>,
+    done: u32,
+    /// All bytes are in place, and since when the immediate has been waiting for a receive.
+    waiting: Option<Instant>,
+}
+
+/// The largest message (IB's limit).
+const MAX_MESSAGE: u64 = 1 << 31;
+
+impl EngineQp {
+    /// Looks at the WQE in slot `exec`.
+    ///
+    /// # Safety
+    /// The QP is attached, `exec < pi`, and the cached keys are of this round.
+    pub(super) unsafe fn one(&mut self, cx: &mut Cx<'_>) -> Step {
+        let at = self.exec;
+        // SAFETY: `exec` is a slot of the ring.
+        let head = unsafe { self.chunk(at, 0) };
+        let ctrl = Ctrl::parse(head);
+        if !ctrl.matches(at as u16, self.qpn()) {
+            return self.stale(cx, ctrl);
+        }
+        if matches!(self.park, Some(Park::Stale { .. })) {
+            self.park = None;
+        }
+        let slots = ctrl.slots();
+        let fault = if ctrl.ds == 0 || u64::from(slots) > self.pi - at {
+            Some(Fault::BadDs)
+        } else if self.per_slot() && (slots != 1 || !ctrl.signalled()) {
+            Some(Fault::UnsignalledPerSlot)
+        } else {
+            None
+        };
+        if let Some(fault) = fault {
+            return self.refuse(fault, ctrl);
+        }
+        if slots == 1 {
+            let mut wqe = [head, Chunk::ZERO, Chunk::ZERO, Chunk::ZERO];
+            for (i, chunk) in wqe.iter_mut().enumerate().skip(1) {
+                // SAFETY: as above; a slot has four chunks.
+                *chunk = unsafe { self.chunk(at, i as u64) };
+            }
+            self.parsed(cx, ctrl, &wqe)
+        } else {
+            // SAFETY: `slots` slots are rung; `ds` has six bits in a valid WQE and eight here, so up to 255 chunks.
+            let wqe: Vec<Chunk> = (0..u64::from(ctrl.ds))
+                .map(|i| {
+                    if i == 0 {
+                        head
+                    } else {
+                        unsafe { self.chunk(at, i) }
+                    }
+                })
+                .collect();
+            self.parsed(cx, ctrl, &wqe)
+        }
+    }
+
+    /// Chunk `i` of the WQE at slot `at`, wrapping at the end of the ring.
+    ///
+    /// # Safety
+    /// The ring is mapped.
+    #[inline(always)]
+    unsafe fn chunk(&self, at: u64, i: u64) -> Chunk {
+        let slot = (at + i / 4) & self.mask;
+        // SAFETY: the slot is inside the ring, the two words inside the slot.
+        unsafe {
+            let words = self.ring.word((slot * 8 + i % 4 * 2) as usize);
+            Chunk([words.load(), words.word(1).load()])
+        }
+    }
+
+    /// The control segment is not (yet) the one that was rung: look again for a bounded time.
+    #[cold]
+    fn stale(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl) -> Step {
+        self.cold.shared.counters.stale_reads.add(1);
+        match self.park {
+            Some(Park::Stale { since }) if since.elapsed() < cx.inner.config.stale_limit => {}
+            Some(Park::Stale { .. }) => {
+                let index_fits = ctrl.idx == self.exec as u16;
+                let fault = if index_fits {
+                    Fault::BadQpn
+                } else {
+                    Fault::StaleIndex
+                };
+                return Step::Failed(fault, None);
+            }
+            _ => {
+                self.park = Some(Park::Stale {
+                    since: Instant::now(),
+                })
+            }
+        }
+        Step::Parked
+    }
+
+    /// A fault waits for the copies before it, which are still to complete.
+    fn refuse(&mut self, fault: Fault, ctrl: Ctrl) -> Step {
+        if self.cold.copies.is_empty() {
+            Step::Failed(fault, Some(ctrl))
+        } else {
+            self.park = Some(Park::Copies);
+            Step::Parked
+        }
+    }
+
+    fn parsed(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, wqe: &[Chunk]) -> Step {
+        let request = match Request::parse(wqe) {
+            Ok(request) => request,
+            Err(e) => return self.refuse(e.into(), ctrl),
+        };
+        // SAFETY: the caller of `one` promises that the QP is attached and its keys are of this round.
+        match unsafe { self.execute(cx, ctrl, request) } {
+            Ok(Some(byte_cnt)) => {
+                let sop = self.cq.sop(ctrl.opcode);
+                self.complete(self.exec, sop, ctrl.signalled(), byte_cnt);
+                self.exec += u64::from(ctrl.slots());
+                self.park = None;
+                Step::Done
+            }
+            Ok(None) => Step::Parked,
+            Err(fault) => self.refuse(fault, ctrl),
+        }
+    }
+
+    /// Executes a request: `Some(bytes)` when it is complete, `None` when the QP was parked.
+    unsafe fn execute(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        request: Request<'_>,
+    ) -> Result<Option<u32>, Fault> {
+        match request {
+            Request::Nop => self.after_copies(0),
+            Request::Wait { index, cqn } => {
+                let on = match &self.park {
+                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
+                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
+                };
+                match waited(&on, index) {
+                    Some(true) => self.after_copies(0),
+                    Some(false) => {
+                        self.park = Some(Park::Wait { on, index });
+                        Ok(None)
+                    }
+                    None => Err(Fault::BadWaitCq),
+                }
+            }
+            Request::Dump { local } => {
+                self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;
+                self.after_copies(local.len)
+            }
+            Request::Send { .. } => Err(Fault::Unsupported),
+            // SAFETY: passed on.
+            Request::Write { remote, local, imm } => unsafe {
+                self.transfer(cx, ctrl, remote, local, imm, false)
+            },
+            // SAFETY: passed on.
+            Request::Read { remote, local } => unsafe {
+                self.transfer(cx, ctrl, remote, local, None, true)
+            },
+            Request::FetchAdd { remote, local, add } => {
+                // SAFETY: passed on.
+                unsafe { self.atomic(cx, remote, local, Width::Eight, |old| old.wrapping_add(add)) }
+            }
+            Request::CompareSwap {
+                remote,
+                local,
+                swap,
+                compare,
+            } => {
+                // SAFETY: passed on.
+                unsafe {
+                    self.atomic(cx, remote, local, Width::Eight, |old| {
+                        if old == compare { swap } else { old }
+                    })
+                }
+            }
+            Request::MaskedFetchAdd {
+                remote,
+                local,
+                width,
+                add,
+                boundary,
+            } => {
+                // SAFETY: passed on.
+                unsafe {
+                    self.atomic(cx, remote, local, width, |old| {
+                        arith::masked_add(old, add, boundary)
+                    })
+                }
+            }
+            Request::MaskedCompareSwap {
+                remote,
+                local,
+                width,
+                swap,
+                compare,
+                swap_mask,
+                compare_mask,
+            } => {
+                // SAFETY: passed on.
+                unsafe {
+                    self.atomic(cx, remote, local, width, |old| {
+                        arith::masked_swap(old, swap, compare, swap_mask, compare_mask)
+                    })
+                }
+            }
+        }
+    }
+
+    /// Something that the CPU does at once may be done only when the copies before it are complete.
+    fn after_copies(&mut self, byte_cnt: u32) -> Result<Option<u32>, Fault> {
+        if self.cold.copies.is_empty() {
+            return Ok(Some(byte_cnt));
+        }
+        self.park = Some(Park::Copies);
+        Ok(None)
+    }
+
+    /// WRITE or READ.
+    unsafe fn transfer(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        remote: Remote,
+        local: Payload<'_>,
+        imm: Option<u32>,
+        read: bool,
+    ) -> Result<Option<u32>, Fault> {
+        let total = local.len();
+        if total > MAX_MESSAGE {
+            return Err(Fault::BadLength);
+        }
+        let (near, far) = if read {
+            (Use::Sink, Use::Read)
+        } else {
+            (Use::Source, Use::Write)
+        };
+        let there = match total {
+            // A message of no bytes opens no key (IB 9.7.4.1.5).
+            0 => None,
+            _ => Some(self.locate(cx, far, remote.key, remote.addr, total)?),
+        };
+        // Every piece is checked before the first byte moves.
+        let mut all_host = !matches!(there, Some(Place::Device { .. }));
+        for piece in local.pieces() {
+            if let Piece::Local(l) = piece {
+                let here = self.locate(cx, near, l.key, l.addr, u64::from(l.len))?;
+                all_host &= matches!(here, Place::Host(_));
+            }
+        }
+        if !all_host {
+            return self.issue(cx, ctrl, remote, local, imm, read);
+        }
+        if self.after_copies(0)?.is_none() {
+            return Ok(None);
+        }
+        if let (Payload::Local(local), true) = (local, total > TURN_BYTES) {
+            self.park = Some(Park::Slices(Slices {
+                ctrl,
+                remote,
+                local,
+                read,
+                imm,
+                done: 0,
+                waiting: None,
+            }));
+            return Ok(None);
+        }
+        if let Some(Place::Host(there)) = there {
+            let mut offset = 0usize;
+            for piece in local.pieces() {
+                let len = piece.len() as usize;
+                // SAFETY: `offset + len <= total`, which lies inside the remote region.
+                let there = unsafe { there.byte_add(offset) }.as_ptr();
+                match piece {
+                    Piece::Local(l) => {
+                        let Place::Host(here) =
+                            self.locate(cx, near, l.key, l.addr, u64::from(l.len))?
+                        else {
+                            return Err(Fault::Unsupported);
+                        };
+                        // SAFETY: both ranges were located inside regions that this round may use, with the rights for it.
+                        unsafe {
+                            if read {
+                                copy(here.as_ptr(), there, len)
+                            } else {
+                                copy(there, here.as_ptr(), len)
+                            }
+                        }
+                    }
+                    Piece::Inline(inline) => {
+                        let mut bytes = [0u8; 1024];
+                        let len = inline.copy_to(&mut bytes).ok_or(Fault::BadInline)?;
+                        // SAFETY: as above; the source is our own buffer.
+                        unsafe { copy(there, bytes.as_ptr(), len) };
+                    }
+                }
+                offset += len;
+            }
+        }
+        let since = match self.park {
+            Some(Park::Target { since }) => Some(since),
+            _ => None,
+        };
+        Ok(match self.deliver(cx, imm, total as u32, since)? {
+            Ok(()) => Some(total as u32),
+            Err(since) => {
+                self.park = Some(Park::Target { since });
+                None
+            }
+        })
+    }
+
+    /// The end of a WRITE whose bytes are in place: the immediate, if there is one. `Err(since)`: it waits for a receive.
+    fn deliver(
+        &mut self,
+        cx: &mut Cx<'_>,
+        imm: Option<u32>,
+        byte_cnt: u32,
+        since: Option<Instant>,
+    ) -> Result<Result<(), Instant>, Fault> {
+        let Some(imm) = imm else { return Ok(Ok(())) };
+        let delivery = match &self.cold.target {
+            Target::None => return Err(Fault::NotConnected),
+            Target::Peer(peer) => peer.deliver_imm(self.exec, imm, byte_cnt),
+            Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
+                None => Delivery::Failed(Fault::NoReceive),
+                // Somebody else is delivering to the same QP.
+                Some(Err(_)) => Delivery::Pending,
+                // SAFETY: an open receive queue's memory is mapped.
+                Some(Ok(mut recv)) => match unsafe { recv.deliver(imm, byte_cnt) } {
+                    true => Delivery::Delivered,
+                    false => Delivery::NoReceive,
+                },
+            },
+        };
+        match delivery {
+            Delivery::Delivered => Ok(Ok(())),
+            Delivery::Failed(fault) => Err(fault),
+            Delivery::Pending | Delivery::NoReceive => {
+                let since = since.unwrap_or_else(Instant::now);
+                if since.elapsed() < cx.inner.config.rnr_limit {
+                    return Ok(Err(since));
+                }
+                Err(if delivery == Delivery::NoReceive {
+                    Fault::NoReceive
+                } else {
+                    Fault::PeerDead
+                })
+            }
+        }
+    }
+
+    /// The next slice of a long copy.
+    ///
+    /// # Safety
+    /// As for [`Self::one`].
+    pub(super) unsafe fn slice(&mut self, cx: &mut Cx<'_>, mut slices: Slices) -> Step {
+        // SAFETY: passed on.
+        let moved = unsafe { self.move_slice(cx, &mut slices) };
+        let delivered = match moved {
+            Ok(()) if slices.done < slices.local.len => {
+                self.park = Some(Park::Slices(slices));
+                return Step::Parked;
+            }
+            Ok(()) => self.deliver(cx, slices.imm, slices.local.len, slices.waiting),
+            Err(fault) => Err(fault),
+        };
+        match delivered {
+            Ok(Ok(())) => {
+                let sop = self.cq.sop(slices.ctrl.opcode);
+                self.complete(self.exec, sop, slices.ctrl.signalled(), slices.local.len);
+                self.exec += u64::from(slices.ctrl.slots());
+                self.park = None;
+                Step::Done
+            }
+            Ok(Err(since)) => {
+                self.park = Some(Park::Slices(Slices {
+                    waiting: Some(since),
+                    ..slices
+                }));
+                Step::Parked
+            }
+            Err(fault) => Step::Failed(fault, Some(slices.ctrl)),
+        }
+    }
+
+    unsafe fn move_slice(&mut self, cx: &mut Cx<'_>, slices: &mut Slices) -> Result<(), Fault> {
+        let step = (slices.local.len - slices.done).min(TURN_BYTES as u32);
+        if step == 0 {
+            return Ok(());
+        }
+        let (near, far) = if slices.read {
+            (Use::Sink, Use::Read)
+        } else {
+            (Use::Source, Use::Write)
+        };
+        let (remote, local, at) = (slices.remote, slices.local, u64::from(slices.done));
+        // Resolved anew in each turn: a key may have been revoked in between.
+        let there = self.locate(
+            cx,
+            far,
+            remote.key,
+            remote.addr.wrapping_add(at),
+            u64::from(step),
+        )?;
+        let here = self.locate(
+            cx,
+            near,
+            local.key,
+            local.addr.wrapping_add(at),
+            u64::from(step),
+        )?;
+        let (Place::Host(there), Place::Host(here)) = (there, here) else {
+            return Err(Fault::Unsupported);
+        };
+        let (there, here) = (there.as_ptr(), here.as_ptr());
+        // SAFETY: both ranges were located inside regions that this round may use, with the rights for it.
+        unsafe {
+            if slices.read {
+                copy(here, there, step as usize)
+            } else {
+                copy(there, here, step as usize)
+            }
+        }
+        slices.done += step;
+        Ok(())
+    }
+
+    /// An atomic of 4 or 8 bytes. The old value goes to the sink in host order for 8 bytes, big-endian for 4 (as mlx5's do).
+    unsafe fn atomic(
+        &mut self,
+        cx: &mut Cx<'_>,
+        remote: Remote,
+        local: Local,
+        width: Width,
+        new: impl Fn(u64) -> u64,
+    ) -> Result<Option<u32>, Fault> {
+        let bytes = width.bytes();
+        let there = self.locate(cx, Use::Atomic, remote.key, remote.addr, u64::from(bytes))?;
+        let here = self.locate(cx, Use::Sink, local.key, local.addr, u64::from(bytes))?;
+        let (Place::Host(there), Place::Host(here)) = (there, here) else {
+            return Err(Fault::Unsupported);
+        };
+        if !there.is_aligned_to(bytes as usize) {
+            return Err(Fault::Misaligned);
+        }
+        if self.after_copies(0)?.is_none() {
+            return Ok(None);
+        }
+        // SAFETY: both ranges were located inside regions that this round may use, with the rights for it; the target is aligned.
+        unsafe {
+            match width {
+                Width::Eight => {
+                    let word = AtomicU64::from_ptr(there.as_ptr().cast());
+                    let mut old = word.load(Ordering::Relaxed);
+                    while let Err(now) = word.compare_exchange_weak(
+                        old,
+                        new(old),
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    ) {
+                        old = now;
+                    }
+                    store8(here.as_ptr(), old);
+                }
+                Width::Four => {
+                    let word = AtomicU32::from_ptr(there.as_ptr().cast());
+                    let mut old = word.load(Ordering::Relaxed);
+                    while let Err(now) = word.compare_exchange_weak(
+                        old,
+                        new(old.into()) as u32,
+                        Ordering::AcqRel,
+                        Ordering::Relaxed,
+                    ) {
+                        old = now;
+                    }
+                    copy(here.as_ptr(), old.to_be_bytes().as_ptr(), 4);
+                }
+            }
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Where `[addr, addr + len)` of a key is; rights and bounds checked.
+    pub(super) fn locate(
+        &mut self,
+        cx: &mut Cx<'_>,
+        usage: Use,
+        key: Key,
+        addr: u64,
+        len: u64,
+    ) -> Result<Place, Fault> {
+        let cached = *self.keys.entry(usage);
+        if cached.raw == key.to_be() && cached.len != 0 {
+            let (offset, inside) = cached.locate(addr, len);
+            if !inside {
+                return Err(usage.end().range());
+            }
+            // SAFETY: the offset lies inside the region.
+            let at = unsafe { cached.ptr.add(offset as usize) };
+            return Shared::from_ptr(at)
+                .map(Place::Host)
+                .ok_or(usage.end().range());
+        }
+        self.cold.shared.counters.key_lookups.add(1);
+        let span = self.resolve(cx, usage, key)?;
+        let offset = span.offset(addr, len).ok_or(usage.end().range())?;
+        match span.place {
+            Place::Host(base) => {
+                *self.keys.entry(usage) = CachedKey {
+                    raw: key.to_be(),
+                    base: span.base,
+                    len: span.len,
+                    ptr: base.as_ptr(),
+                };
+                // SAFETY: the offset lies inside the region.
+                Ok(Place::Host(unsafe { base.byte_add(offset as usize) }))
+            }
+            Place::Device { addr, dma } => Ok(Place::Device {
+                addr: addr + offset,
+                dma,
+            }),
+        }
+    }
+
+    fn resolve(&self, cx: &Cx<'_>, usage: Use, key: Key) -> Result<Span, Fault> {
+        let need = usage.need();
+        let regions = &cx.inner.regions;
+        match (usage.end(), &self.cold.target) {
+            // SAFETY: this is an engine in a round: what is found is used in this round, and cached keys are dropped when the epoch changes.
+            (End::Local, _) => unsafe {
+                regions.resolve(End::Local, key.0, self.cold.shared.pd, need)
+            },
+            // SAFETY: as above.
+            (End::Remote, Target::Loopback(peer)) => unsafe {
+                regions.resolve(End::Remote, key.0, peer.pd, need)
+            },
+            (End::Remote, Target::Peer(peer)) => peer.resolve(key, need),
+            (End::Remote, Target::None) => Err(Fault::NotConnected),
+        }
+    }
+
+    /// Hands a transfer to or from device memory to the core's copy pipeline.
+    fn issue(
+        &mut self,
+        _cx: &mut Cx<'_>,
+        _ctrl: Ctrl,
+        _remote: Remote,
+        _local: Payload<'_>,
+        _imm: Option<u32>,
+        _read: bool,
+    ) -> Result<Option<u32>, Fault> {
+        Err(Fault::Unsupported)
+    }
+}
+
+/// Has the QP completed past `index` (32 bits)? `None`: it never will.
+pub(super) fn waited(on: &crate::qp::shared::QpShared, index: u32) -> Option<bool> {
+    let state = on.state();
+    // State first: a QP that fails does not complete anything afterwards.
+    let count = on.cq.count.load(Ordering::Acquire);
+    if count.wrapping_sub(index.wrapping_add(1)) as i32 >= 0 {
+        return Some(true);
+    }
+    match state {
+        QpState::Error | QpState::Destroyed => None,
+        QpState::Reset | QpState::Ready => Some(false),
+    }
+}
+
+impl Use {
+    pub(super) fn end(self) -> End {
+        match self {
+            Self::Source | Self::Sink => End::Local,
+            Self::Write | Self::Read | Self::Atomic => End::Remote,
+        }
+    }
+
+    fn need(self) -> Access {
+        match self {
+            Self::Source => Access::NONE,
+            Self::Sink => Access::LOCAL_WRITE,
+            Self::Write => Access::REMOTE_WRITE,
+            Self::Read => Access::REMOTE_READ,
+            Self::Atomic => Access::REMOTE_ATOMIC,
+        }
+    }
+}

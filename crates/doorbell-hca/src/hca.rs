@@ -1,0 +1,482 @@
+//! The software HCA as its owner sees it: make one, give it memory, make queue pairs, listen to its events.
+//! `Hca` is a cheap handle; engine threads stop when the last handle, region and queue pair is gone.
+
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use doorbell_wire::{Cqn, Qpn};
+use rand::Rng;
+
+use crate::config::{Cores, HcaConfig};
+use crate::doorbells::{DoorbellArray, DoorbellSlot, Doorbells, host_array};
+use crate::engine::{self, CoreCounters, CoreSlot};
+use crate::error::{HcaError, Result};
+use crate::events::{Event, Events};
+use crate::mem::grace::GraceClock;
+use crate::mem::regions::{self, Regions};
+use crate::mem::{Exporter, Memory, Mr, MrConfig, Region, TableMemory};
+use crate::place::{self, Placement};
+use crate::qp::shared::QpShared;
+use crate::qp::{DoorbellWord, HcaQp, QpConfig};
+
+/// A software HCA.
+#[derive(Clone)]
+pub struct Hca(Arc<Handle>);
+
+impl fmt::Debug for Hca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Hca({:?}, {} regions)",
+            self.config().cores,
+            self.inner().regions.used()
+        )
+    }
+}
+
+/// Owns the engine threads; dropped with the last `Hca`, region and queue pair.
+struct Handle {
+    inner: Arc<Inner>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    placement: Placement,
+}
+
+/// Everything that engine threads and callers share.
+pub(crate) struct Inner {
+    pub(crate) config: HcaConfig,
+    pub(crate) regions: Regions,
+    pub(crate) grace: GraceClock,
+    pub(crate) cores: Box<[CoreSlot]>,
+    pub(crate) queues: Queues,
+    pub(crate) events: Events,
+    pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
+    pub(crate) stop: AtomicBool,
+    doorbells: Doorbells,
+    next_pd: AtomicU32,
+}
+
+/// QPs and CQs by number.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    tables: RwLock<Tables>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    qps: HashMap<u32, Arc<QpShared>>,
+    cqs: HashMap<u32, Arc<QpShared>>,
+    next_qpn: u32,
+    next_cqn: u32,
+}
+
+impl Queues {
+    fn read<R>(&self, f: impl FnOnce(&Tables) -> R) -> R {
+        f(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn write<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
+        f(&mut self.tables.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn qp(&self, qpn: Qpn) -> Option<Arc<QpShared>> {
+        self.read(|t| t.qps.get(&qpn.get()).cloned())
+    }
+
+    /// The QP whose send CQ has this number.
+    pub(crate) fn by_cqn(&self, cqn: Cqn) -> Option<Arc<QpShared>> {
+        self.read(|t| t.cqs.get(&cqn.get()).cloned())
+    }
+
+    fn alloc_cqn(&self) -> Result<Cqn> {
+        self.write(|t| {
+            next_free(&mut t.next_cqn, |n| t.cqs.contains_key(&n))
+                .and_then(Cqn::new)
+                .ok_or(HcaError::Exhausted { what: "CQ number" })
+        })
+    }
+
+    /// Gives the QP a number and enters it.
+    fn enter(&self, cqn: Cqn, make: impl FnOnce(Qpn) -> QpShared) -> Result<Arc<QpShared>> {
+        self.write(|t| {
+            if t.cqs.contains_key(&cqn.get()) {
+                return Err(HcaError::CqnInUse { cqn });
+            }
+            let qpn = next_free(&mut t.next_qpn, |n| t.qps.contains_key(&n))
+                .and_then(Qpn::new)
+                .ok_or(HcaError::Exhausted { what: "QP number" })?;
+            let shared = Arc::new(make(qpn));
+            t.qps.insert(qpn.get(), Arc::clone(&shared));
+            t.cqs.insert(cqn.get(), Arc::clone(&shared));
+            Ok(shared)
+        })
+    }
+
+    pub(crate) fn forget(&self, shared: &QpShared) {
+        self.write(|t| {
+            t.qps.remove(&shared.qpn.get());
+            t.cqs.remove(&shared.cq.cqn.get());
+        });
+    }
+}
+
+/// The next number of 24 bits that is not taken. Numbers go round, so that a freed one stays unused for long; 0 to 0xff are never given.
+fn next_free(next: &mut u32, taken: impl Fn(u32) -> bool) -> Option<u32> {
+    const FIRST: u32 = 0x100;
+    const LAST: u32 = 0xff_ffff;
+    for _ in FIRST..=LAST {
+        *next = if *next < FIRST || *next >= LAST {
+            FIRST
+        } else {
+            *next + 1
+        };
+        if !taken(*next) {
+            return Some(*next);
+        }
+    }
+    None
+}
+
+impl Hca {
+    /// Makes an HCA and starts its engine threads.
+    ///
+    /// # Errors
+    /// [`HcaError::BadConfig`], [`HcaError::Os`].
+    pub fn new(config: HcaConfig) -> Result<Self> {
+        config.check()?;
+        let count = config.core_count();
+        let placement = place::choose(&config);
+        let regions = Regions::new(config.log_regions).map_err(|source| HcaError::Os {
+            what: "making the key table",
+            source,
+        })?;
+        let cores = (0..count).map(CoreSlot::new).collect();
+        let inner = Arc::new(Inner {
+            regions,
+            grace: GraceClock::default(),
+            cores,
+            queues: Queues::default(),
+            events: Events::default(),
+            exporter: OnceLock::new(),
+            stop: AtomicBool::new(false),
+            doorbells: Doorbells::default(),
+            next_pd: AtomicU32::new(1),
+            config,
+        });
+        let hca = Self(Arc::new(Handle {
+            inner: Arc::clone(&inner),
+            threads: Mutex::default(),
+            placement,
+        }));
+        if let Cores::Threads(n) = inner.config.cores {
+            for core in 0..n {
+                let cpu = hca.0.placement.cpus.get(core).copied();
+                let thread =
+                    engine::thread::spawn(Arc::clone(&inner), core, cpu).map_err(|source| {
+                        HcaError::Os {
+                            what: "starting an engine thread",
+                            source,
+                        }
+                    })?;
+                hca.0
+                    .threads
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push(thread);
+            }
+        }
+        tracing::debug!("HCA started: {}", hca.0.placement.why);
+        Ok(hca)
+    }
+
+    /// How it was set up.
+    pub fn config(&self) -> &HcaConfig {
+        &self.0.inner.config
+    }
+
+    /// Where its engine threads run, and why there.
+    pub fn placement(&self) -> &Placement {
+        &self.0.placement
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0.inner
+    }
+
+    /// A number for a protection domain: memory and QPs of different domains do not mix.
+    pub fn alloc_pd(&self) -> u32 {
+        self.0.inner.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a CQ.
+    ///
+    /// # Errors
+    /// [`HcaError::Exhausted`].
+    pub fn alloc_cqn(&self) -> Result<Cqn> {
+        self.0.inner.queues.alloc_cqn()
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// [`HcaError::BadRegion`], [`HcaError::NoKeys`], [`HcaError::Export`].
+    ///
+    /// # Safety
+    /// The memory is mapped and stays so until `keep` is dropped. Whoever else accesses it meanwhile does so with atomics, or is ordered with
+    /// the work requests that touch it (device code and raw pointers included; Rust references to it must not exist).
+    pub unsafe fn register(&self, config: MrConfig) -> Result<Mr> {
+        let base = regions::check(&config)?;
+        let region = Arc::new(Region {
+            memory: config.memory,
+            access: config.access,
+            base,
+            pd: config.pd,
+        });
+        let inner = self.inner();
+        let exporter = match region.memory {
+            Memory::Shared { .. } | Memory::Device { .. } => inner.exporter.get(),
+            Memory::Host { .. } => None,
+        };
+        let number = match exporter {
+            Some(e) => e
+                .registering(&region)
+                .map_err(|reason| HcaError::Export { reason })?,
+            None => 0,
+        };
+        let random = rand::rng().random();
+        let Some(key) = inner.regions.insert(&region, number, random) else {
+            if let Some(e) = exporter {
+                e.abandoned(number);
+            }
+            return Err(HcaError::NoKeys {
+                slots: inner.regions.view().slots(),
+            });
+        };
+        if let Some(e) = exporter {
+            e.registered(key, &region);
+        }
+        Ok(Mr::new(self.clone(), key, region))
+    }
+
+    /// Adds memory for doorbell words; returns its number. A host-only user needs none: see [`Hca::reserve_doorbell`].
+    ///
+    /// # Errors
+    /// [`HcaError::BadConfig`].
+    ///
+    /// # Safety
+    /// The array is mapped until its `keep` is dropped, and written only with whole 8-byte stores or atomics.
+    pub unsafe fn add_doorbells(&self, array: DoorbellArray) -> Result<usize> {
+        self.0.inner.doorbells.add(array)
+    }
+
+    /// Reserves a doorbell word, on the least loaded core unless one is named, in array `array` or any.
+    ///
+    /// When no array was ever added, words in heap memory of this process are made (for posters on this host).
+    ///
+    /// # Errors
+    /// [`HcaError::Exhausted`]: add another array.
+    pub fn reserve_doorbell(
+        &self,
+        core: Option<usize>,
+        array: Option<usize>,
+    ) -> Result<DoorbellSlot> {
+        let inner = &self.0.inner;
+        let core = core.unwrap_or_else(|| inner.least_loaded());
+        if core >= inner.cores.len() {
+            return Err(HcaError::BadConfig {
+                what: format!("core {core} was asked for, there are {}", inner.cores.len()),
+            });
+        }
+        inner.doorbells.reserve(core, array)
+    }
+
+    /// Adds an array of doorbell words in heap memory of this process, for posters on this host (CPU threads, the host GPU).
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn add_host_doorbells(&self, words: usize) -> Result<usize> {
+        self.0.inner.doorbells.add(host_array(words))
+    }
+
+    /// Makes a queue pair in [`QpState::Reset`](crate::QpState::Reset). Its rings, CQ, record and words are initialised: zeros, and
+    /// "invalid" in every CQE.
+    ///
+    /// # Errors
+    /// [`HcaError::BadQp`], [`HcaError::CqnInUse`], [`HcaError::Exhausted`], [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    ///
+    /// # Safety
+    /// All memory named in `config` is mapped, readable and writable, large enough for the sizes given, and stays so until `keep` is dropped.
+    /// Nobody else accesses it during this call, and only with atomics or device accesses afterwards.
+    pub unsafe fn create_qp(&self, config: QpConfig) -> Result<HcaQp> {
+        let inner = self.inner();
+        config.check(inner.cores.len())?;
+        let core = match (&config.doorbell, config.core) {
+            (DoorbellWord::Slot(slot), _) => slot.core(),
+            (DoorbellWord::At(_), Some(core)) => core,
+            (DoorbellWord::At(_), None) => inner.least_loaded(),
+        };
+        let shared = inner.queues.enter(config.cq.cqn, |qpn| {
+            let recv = config.rq.map(|rq| engine::recv::RecvQueue::new(rq, qpn));
+            QpShared::new(qpn, config.pd, core, config.cq.cqn, recv)
+        })?;
+        // SAFETY: this function's contract is that of `EngineQp::new`.
+        let qp = unsafe { engine::EngineQp::new(config, Arc::clone(&shared)) };
+        let timeout = inner.config.drop_timeout;
+        match inner.on_core(
+            core,
+            "take the queue pair",
+            timeout,
+            false,
+            move |core, inner| core.attach(inner, qp),
+        ) {
+            Ok(slot) => Ok(HcaQp::new(self.clone(), shared, slot)),
+            Err(e) => {
+                inner.queues.forget(&shared);
+                Err(e)
+            }
+        }
+    }
+
+    /// Drives a caller-driven core (or helps a thread's core: then it does nothing).
+    pub fn driver(&self) -> Driver {
+        Driver {
+            hca: self.clone(),
+            core: 0,
+        }
+    }
+
+    /// The next event, if there is one.
+    pub fn poll_event(&self) -> Option<Event> {
+        self.0.inner.events.poll()
+    }
+
+    /// The next event; waits for one up to `timeout`. It does not drive the engine.
+    pub fn wait_event(&self, timeout: Duration) -> Option<Event> {
+        self.0.inner.events.wait(timeout)
+    }
+
+    /// Events that were dropped because nobody took them.
+    pub fn lost_events(&self) -> u64 {
+        self.0.inner.events.lost()
+    }
+
+    /// State of every engine core.
+    pub fn health(&self) -> Vec<CoreHealth> {
+        self.0.inner.cores.iter().map(CoreSlot::health).collect()
+    }
+
+    /// Who tells peers about regions. Set once, before the first region is registered.
+    ///
+    /// # Errors
+    /// [`HcaError::BadConfig`] if one was set already.
+    pub fn set_exporter(&self, exporter: Arc<dyn Exporter>) -> Result<()> {
+        self.0
+            .inner
+            .exporter
+            .set(exporter)
+            .map_err(|_| HcaError::BadConfig {
+                what: "an exporter was set before; an HCA has one".into(),
+            })
+    }
+
+    /// The memory of the key table: peers of this host map it read-only.
+    pub fn table_memory(&self) -> &TableMemory {
+        self.0.inner.regions.memory()
+    }
+
+    /// Starts a grace period: see [`Hca::grace_passed`].
+    pub fn grace_begin(&self) -> u64 {
+        self.0.inner.grace_begin()
+    }
+
+    /// Has every engine core let go of what it had resolved before the grace period began? Never blocks; a core that nobody drives counts.
+    pub fn grace_passed(&self, number: u64) -> bool {
+        self.0.inner.grace_lagging(number).is_none()
+    }
+
+    /// Puts every QP that is connected to that peer process into error ([`Fault::PeerDead`](crate::Fault::PeerDead)) and raises an event.
+    pub fn peer_down(&self, peer: u64, reason: &str) {
+        let inner = &self.0.inner;
+        inner.events.push(Event::PeerDown {
+            peer,
+            reason: reason.into(),
+        });
+        for core in 0..inner.cores.len() {
+            inner.tell_core(core, move |core, inner| core.peer_down(inner, peer));
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.inner.stop.store(true, Ordering::Release);
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            // Engine rounds are bounded and the threads look at `stop` between them; one that was dropped by itself cannot join itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn least_loaded(&self) -> usize {
+        self.cores
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, c)| c.load())
+            .map_or(0, |(i, _)| i)
+    }
+
+    pub(crate) fn grace_begin(&self) -> u64 {
+        self.grace.begin()
+    }
+
+    /// A core that has not acknowledged that number, if there is one. Cores that nobody drives are acknowledged here.
+    pub(crate) fn grace_lagging(&self, number: u64) -> Option<usize> {
+        self.cores
+            .iter()
+            .position(|core| !core.acknowledged(self, number))
+    }
+}
+
+/// State of an engine core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreHealth {
+    /// Why it is dead, if it is.
+    pub dead: Option<String>,
+    /// Rounds so far: a number that stands still while work is pending means a stuck (or undriven) core.
+    pub rounds: u64,
+    /// QPs it owns.
+    pub qps: usize,
+    /// What it has done.
+    pub counters: CoreCounters,
+}
+
+/// Runs the engine on the calling thread.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    hca: Hca,
+    core: usize,
+}
+
+impl Driver {
+    /// One round of the engine, if no other thread is driving it. `true` if something was done.
+    ///
+    /// On an HCA with engine threads this does nothing and answers `false`.
+    #[inline]
+    pub fn poll(&self) -> bool {
+        let inner = self.hca.inner();
+        inner.cores[self.core].poll(inner)
+    }
+
+    /// The HCA.
+    pub fn hca(&self) -> &Hca {
+        &self.hca
+    }
+}

@@ -1,0 +1,121 @@
+//! The handle of a registration, and how it ends: revoke, wait for everyone who may still use the memory, let go.
+//! The wait is bounded. Memory that cannot be proved unused is leaked, never unmapped under a copy.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use doorbell_wire::Key;
+
+use super::{Access, Memory, Region};
+use crate::error::{HcaError, Result};
+use crate::hca::Hca;
+
+/// A registered memory region. Dropping it deregisters it (see [`Mr::deregister`]) within the configured time.
+#[derive(Debug)]
+pub struct Mr {
+    hca: Hca,
+    key: Key,
+    region: Option<Arc<Region>>,
+}
+
+impl Mr {
+    pub(crate) fn new(hca: Hca, key: Key, region: Arc<Region>) -> Self {
+        Self {
+            hca,
+            key,
+            region: Some(region),
+        }
+    }
+
+    /// Its key: lkey and rkey are the same number. Host order; WQEs and the tables of foreign device code hold it big-endian.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// The WQE address of the first byte.
+    pub fn addr(&self) -> u64 {
+        self.region().base
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.region().memory.len()
+    }
+
+    /// Rights.
+    pub fn access(&self) -> Access {
+        self.region().access
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Memory {
+        &self.region().memory
+    }
+
+    fn region(&self) -> &Region {
+        self.region
+            .as_deref()
+            .expect("taken only by deregister and drop")
+    }
+
+    /// Revokes the key, waits until no engine and no peer uses the memory, and lets go of it.
+    ///
+    /// From the start of the call no new work request with this key is executed. A caller-driven core that nobody drives is taken care of.
+    ///
+    /// # Errors
+    /// [`HcaError::StillInUse`] after `timeout`: the key is dead all the same, but the memory stays mapped for ever.
+    pub fn deregister(mut self, timeout: Duration) -> Result<()> {
+        match self.region.take() {
+            Some(region) => release(&self.hca, self.key, region, timeout),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if let Some(region) = self.region.take() {
+            let timeout = self.hca.config().drop_timeout;
+            if let Err(e) = release(&self.hca, self.key, region, timeout) {
+                tracing::error!("{e}");
+            }
+        }
+    }
+}
+
+fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Duration) -> Result<()> {
+    let inner = hca.inner();
+    inner.regions.revoke(key);
+    let exporter = match region.memory {
+        Memory::Shared { .. } | Memory::Device { .. } => inner.exporter.get(),
+        Memory::Host { .. } => None,
+    };
+    let ticket = exporter.map(|e| e.revoked(key));
+    let grace = inner.grace_begin();
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(1);
+    loop {
+        let peers = match (exporter, ticket) {
+            (Some(e), Some(t)) => e.released(t),
+            _ => true,
+        };
+        let engines = inner.grace_lagging(grace);
+        if peers && engines.is_none() {
+            inner.regions.release(key);
+            return Ok(());
+        }
+        let waited = start.elapsed();
+        if waited >= timeout {
+            // An engine or a peer may still copy to or from it, so neither memory nor slot may be reused: leak both.
+            std::mem::forget(region);
+            let who = match engines {
+                Some(core) => format!("engine core {core}"),
+                None => "a peer process".into(),
+            };
+            return Err(HcaError::StillInUse { key, who, waited });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_micros(100));
+    }
+}

@@ -1,0 +1,199 @@
+//! The owner's handle of a QP: connect, fail, reset, destroy. Each is a message to the owning engine core, with a deadline.
+//! A core that nobody drives is borrowed for the moment; a dead core is answered for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use doorbell_device::layout::ErrorWord;
+use doorbell_wire::{Cqn, Qpn};
+
+use super::shared::{QpCounters, QpShared, QpState};
+use crate::error::{HcaError, Result};
+use crate::fault::Fault;
+use crate::hca::Hca;
+use crate::link::Destination;
+
+/// A queue pair. Dropping it destroys it within the configured time; if the engine does not answer, its memory is leaked.
+#[derive(Debug)]
+pub struct HcaQp {
+    hca: Hca,
+    shared: Arc<QpShared>,
+    /// Slot in its core.
+    slot: u32,
+    alive: bool,
+}
+
+impl HcaQp {
+    pub(crate) fn new(hca: Hca, shared: Arc<QpShared>, slot: u32) -> Self {
+        Self {
+            hca,
+            shared,
+            slot,
+            alive: true,
+        }
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.shared.qpn
+    }
+
+    /// The number of its send CQ.
+    pub fn cqn(&self) -> Cqn {
+        self.shared.cq.cqn
+    }
+
+    /// The engine core that executes it.
+    pub fn core(&self) -> usize {
+        self.shared.core
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> u32 {
+        self.shared.pd
+    }
+
+    /// Its state now.
+    pub fn state(&self) -> QpState {
+        self.shared.state()
+    }
+
+    /// The first error since creation or the last reset.
+    pub fn first_error(&self) -> Option<ErrorWord> {
+        self.shared.first_error()
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> QpCounters {
+        self.shared.counters.snapshot()
+    }
+
+    /// Slots announced and slots completed since the last reset, as the engine last said.
+    pub fn indexes(&self) -> (u64, u64) {
+        use core::sync::atomic::Ordering::Relaxed;
+        (
+            self.shared.producer.load(Relaxed),
+            self.shared.consumer.load(Relaxed),
+        )
+    }
+
+    /// Connects a QP in [`QpState::Reset`]: from now on its work requests are executed.
+    ///
+    /// # Errors
+    /// [`HcaError::UnknownQp`] for a loopback target that does not exist, [`HcaError::WrongState`], [`HcaError::TimedOut`],
+    /// [`HcaError::EngineDown`].
+    pub fn connect(&self, destination: Destination, timeout: Duration) -> Result<()> {
+        self.on_core(
+            "connect the queue pair",
+            timeout,
+            false,
+            move |core, inner, slot| core.connect(inner, slot, destination),
+        )?
+    }
+
+    /// Puts the QP into error, as a hardware error would: outstanding WQEs are flushed, the first error is recorded.
+    ///
+    /// # Errors
+    /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    pub fn fail(&self, fault: Fault, timeout: Duration) -> Result<()> {
+        self.on_core(
+            "fail the queue pair",
+            timeout,
+            false,
+            move |core, inner, slot| {
+                core.fail_by_owner(inner, slot, fault);
+            },
+        )
+    }
+
+    /// Takes the QP back to [`QpState::Reset`]: indexes zero, rings, CQ and words initialised, first error cleared.
+    ///
+    /// Nobody may post meanwhile: the poster's own structure has to be initialised anew afterwards.
+    ///
+    /// # Errors
+    /// [`HcaError::TimedOut`] (also when copies of the QP do not end), [`HcaError::EngineDown`].
+    pub fn reset(&self, timeout: Duration) -> Result<()> {
+        let deadline = std::time::Instant::now() + timeout;
+        loop {
+            let done = self.on_core(
+                "reset the queue pair",
+                timeout,
+                false,
+                |core, inner, slot| core.reset(inner, slot),
+            )?;
+            if done {
+                return Ok(());
+            }
+            if std::time::Instant::now() >= deadline {
+                return Err(HcaError::TimedOut {
+                    core: self.core(),
+                    what: "finish the copies of the queue pair",
+                    waited: timeout,
+                });
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.
+    ///
+    /// # Errors
+    /// [`HcaError::TimedOut`]: the engine still holds the QP, whose memory is therefore kept mapped for ever.
+    pub fn destroy(mut self, timeout: Duration) -> Result<()> {
+        self.take_down(timeout)
+    }
+
+    fn take_down(&mut self, timeout: Duration) -> Result<()> {
+        if !std::mem::replace(&mut self.alive, false) {
+            return Ok(());
+        }
+        let deadline = std::time::Instant::now() + timeout;
+        let result = loop {
+            match self.on_core(
+                "let go of the queue pair",
+                timeout,
+                true,
+                |core, inner, slot| core.destroy(inner, slot),
+            ) {
+                Ok(true) => break Ok(()),
+                Ok(false) if std::time::Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                Ok(false) => {
+                    break Err(HcaError::TimedOut {
+                        core: self.core(),
+                        what: "finish the copies of the queue pair",
+                        waited: timeout,
+                    });
+                }
+                Err(e) => break Err(e),
+            }
+        };
+        self.hca.inner().queues.forget(&self.shared);
+        result
+    }
+
+    fn on_core<R: Send + 'static>(
+        &self,
+        what: &'static str,
+        timeout: Duration,
+        even_dead: bool,
+        f: impl FnOnce(&mut crate::engine::Core, &crate::hca::Inner, u32) -> R + Send + 'static,
+    ) -> Result<R> {
+        let slot = self.slot;
+        self.hca
+            .inner()
+            .on_core(self.core(), what, timeout, even_dead, move |core, inner| {
+                f(core, inner, slot)
+            })
+    }
+}
+
+impl Drop for HcaQp {
+    fn drop(&mut self) {
+        let timeout = self.hca.config().drop_timeout;
+        if let Err(e) = self.take_down(timeout) {
+            tracing::error!(qpn = %self.shared.qpn, "destroying a queue pair: {e}; its memory is kept (leaked)");
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Queue pairs as their owner sees them: configuration, handle, state, counters.
+//! The engine's own half lives in [`crate::engine`]; the two meet in a shared block of atomics and in messages to the owning core.
+
+mod config;
+mod handle;
+pub(crate) mod shared;
+
+pub use config::{CqConfig, DoorbellWord, OnError, QpConfig, RqConfig};
+pub use handle::HcaQp;
+pub use shared::{QpCounters, QpState};

@@ -1,0 +1,166 @@
+//! The part of a QP that its owner, its peers and its engine all see: state, first error, counters, the receive queue.
+//! Plain atomics; the engine is the only writer of the counters, so they cost a store, not a locked operation.
+
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::Mutex;
+
+use doorbell_device::layout::ErrorWord;
+use doorbell_wire::{Cqn, Qpn};
+
+use crate::engine::recv::RecvQueue;
+
+/// Where a QP is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum QpState {
+    /// Created or reset; not connected.
+    Reset = 0,
+    /// Connected: work requests are executed.
+    Ready = 1,
+    /// Failed: work requests are flushed until the QP is reset.
+    Error = 2,
+    /// Gone.
+    Destroyed = 3,
+}
+
+impl QpState {
+    fn from_u8(value: u8) -> Self {
+        match value {
+            0 => Self::Reset,
+            1 => Self::Ready,
+            2 => Self::Error,
+            _ => Self::Destroyed,
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        /// What a QP has done since it was created (resets do not clear it).
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct QpCounters { $($(#[$doc])* pub $name: u64,)* }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct AtomicCounters { $(pub(crate) $name: Counter,)* }
+
+        impl AtomicCounters {
+            pub(crate) fn snapshot(&self) -> QpCounters {
+                QpCounters { $($name: self.$name.get(),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Doorbells (or producer words, or records) that announced something new.
+    doorbells;
+    /// WQEs announced, in slots.
+    slots_rung;
+    /// WQEs executed.
+    wqes;
+    /// Payload bytes moved.
+    bytes;
+    /// CQEs written (a collapsed CQ's once per batch).
+    cqes;
+    /// Times a control segment was not there yet and was read again.
+    stale_reads;
+    /// Times the QP was set aside: WAIT not satisfied, no receive, copies under way.
+    parked;
+    /// Times a key was looked up because the cached one did not fit.
+    key_lookups;
+    /// WQEs that went through a copy engine.
+    copies;
+    /// Slots flushed in the error state.
+    flushed;
+}
+
+/// A counter with one writer.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline(always)]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Relaxed,
+        );
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A CQ as others see it.
+#[derive(Debug)]
+pub(crate) struct CqShared {
+    pub(crate) cqn: Cqn,
+    /// Completions produced so far, modulo 2^32: what WAIT compares. Counted in send slots, so that completion number i of a QP means
+    /// "WQE i is complete" for per-slot and collapsed CQs alike.
+    pub(crate) count: AtomicU32,
+}
+
+/// The shared half of a QP.
+#[derive(Debug)]
+pub(crate) struct QpShared {
+    pub(crate) qpn: Qpn,
+    pub(crate) pd: u32,
+    pub(crate) core: usize,
+    state: AtomicU8,
+    /// First error, an [`ErrorWord`]; 0: none.
+    first_error: AtomicU64,
+    pub(crate) counters: AtomicCounters,
+    /// Latest of what was rung and what was completed, in slots, for reports.
+    pub(crate) producer: AtomicU64,
+    pub(crate) consumer: AtomicU64,
+    pub(crate) cq: CqShared,
+    /// The receive side. Engines of other cores deliver immediates through it: taken with try-lock only.
+    pub(crate) recv: Option<Mutex<RecvQueue>>,
+}
+
+impl QpShared {
+    pub(crate) fn new(qpn: Qpn, pd: u32, core: usize, cqn: Cqn, recv: Option<RecvQueue>) -> Self {
+        Self {
+            qpn,
+            pd,
+            core,
+            state: AtomicU8::new(QpState::Reset as u8),
+            first_error: AtomicU64::new(0),
+            counters: AtomicCounters::default(),
+            producer: AtomicU64::new(0),
+            consumer: AtomicU64::new(0),
+            cq: CqShared {
+                cqn,
+                count: AtomicU32::new(0),
+            },
+            recv: recv.map(Mutex::new),
+        }
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        QpState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_state(&self, state: QpState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    pub(crate) fn first_error(&self) -> Option<ErrorWord> {
+        match self.first_error.load(Ordering::Acquire) {
+            0 => None,
+            word => Some(ErrorWord(word)),
+        }
+    }
+
+    /// Records an error if it is the first; `true` if it was.
+    pub(crate) fn record_error(&self, word: ErrorWord) -> bool {
+        self.first_error
+            .compare_exchange(0, word.0, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    pub(crate) fn clear_error(&self) {
+        self.first_error.store(0, Ordering::Release);
+    }
+}
