@@ -1,0 +1,139 @@
+//! Payloads in GPU memory: what the HCA asks of a copy engine, and the pipeline that keeps work requests in order.
+//!
+//! [`Dma`] is the whole of what the HCA knows of a GPU: batches in, tickets out, nothing that blocks.
+//! `DmaCore` belongs to one engine core: it turns jobs of many QPs into batches, completes them in order per QP,
+//! and never lets one QP wait for another.
+
+use std::{any::Any, fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
+
+/// One copy. Host memory has its own address (unified addressing), device memory its device address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaOp {
+    /// To.
+    pub dst: u64,
+    /// From.
+    pub src: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A copy engine: moves bytes that the CPU cannot touch. None of its methods may wait for a copy.
+pub trait Dma: Send + Sync {
+    /// Starts a batch; its copies may run in any order. Returns a ticket.
+    ///
+    /// # Errors
+    /// Text for the user; the QPs concerned go to error.
+    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String>;
+
+    /// Is the batch done, and are its bytes visible to CPU and GPU?
+    ///
+    /// # Errors
+    /// Text for the user; the QPs concerned go to error.
+    fn poll(&self, ticket: u64) -> Result<bool, String>;
+
+    /// Does every batch begin only after all earlier ones have ended (as on one CUDA stream)? If so, a QP's work
+    /// requests follow each other without the CPU waiting in between.
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    /// Copies in one batch at most.
+    fn max_batch(&self) -> usize {
+        256
+    }
+
+    /// Batches under way at most.
+    fn max_in_flight(&self) -> usize {
+        4
+    }
+
+    /// Names the device. Copies within one device are refused by some engines (CUDA's need an SM, which a spinning
+    /// kernel holds) and are bounced through host memory. `None`: a device of its own.
+    fn device(&self) -> Option<u64> {
+        None
+    }
+
+    /// Can this engine copy straight between its device and that of `other`? Never asked for one and the same device.
+    fn reaches_device(&self, _other: &dyn Dma) -> bool {
+        false
+    }
+
+    /// Can this engine copy to and from this host memory without staging (is it pinned)?
+    fn reaches_host(&self, _addr: u64, _len: u64) -> bool {
+        true
+    }
+
+    /// Host memory for staging that the engine reaches, page-locked where that matters.
+    ///
+    /// # Errors
+    /// Text for the user.
+    fn staging(&self, len: usize) -> Result<Staging, String> {
+        Staging::heap(len)
+    }
+
+    /// Where the CPU can load and store device memory (a BAR mapped as GDRCopy does), if anywhere. Stores to it are
+    /// posted, so every write is read back before it counts as done.
+    fn cpu_map(&self, _addr: u64, _len: u64) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// A handle by which a peer process can import the memory.
+    ///
+    /// # Errors
+    /// Text for the user: the memory is then not reachable over the shared memory link.
+    fn export(&self, _addr: u64, _len: u64) -> Result<DeviceHandle, String> {
+        Err("this copy engine exports no memory".into())
+    }
+}
+
+/// Opaque to the HCA: what [`Dma::export`] gives and the peer's importer takes.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceHandle {
+    /// At most 256 bytes, for example a CUDA IPC handle and an offset.
+    pub bytes: Vec<u8>,
+    /// A descriptor, if the handle needs one.
+    pub fd: Option<Arc<OwnedFd>>,
+}
+
+/// Host memory that a copy engine reaches.
+#[derive(Clone)]
+pub struct Staging {
+    /// First byte; its address is also the one for [`DmaOp`].
+    pub ptr: NonNull<u8>,
+    /// Bytes.
+    pub len: usize,
+    /// Dropped when the memory is no longer used.
+    pub keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `ptr` is an address; `keep` owns the memory and is Send and Sync itself. Only the core that the staging was made
+// for, and the copy engine on its behalf, access the bytes.
+unsafe impl Send for Staging {}
+// SAFETY: `&Staging` gives out only the address.
+unsafe impl Sync for Staging {}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of staging at {:p}", self.len, self.ptr)
+    }
+}
+
+impl Staging {
+    /// Ordinary memory, for engines that need nothing else.
+    ///
+    /// # Errors
+    /// When `len` is zero.
+    pub fn heap(len: usize) -> Result<Self, String> {
+        // Words, so that it is aligned for atomics; interior mutability, because the copy engine writes it too.
+        let words: Arc<[std::sync::atomic::AtomicU64]> = (0..len.div_ceil(8))
+            .map(|_| std::sync::atomic::AtomicU64::new(0))
+            .collect();
+        let first = words.first().ok_or("staging of zero bytes")?;
+        let ptr = NonNull::new(first.as_ptr().cast::<u8>()).ok_or("address zero")?;
+        Ok(Self {
+            ptr,
+            len,
+            keep: Arc::new(words),
+        })
+    }
+}

@@ -1,0 +1,267 @@
+//! The caller's side of the link: [`Shm`] hands commands to the control thread and waits for answers with deadlines.
+//!
+//! Commands go through a queue and an eventfd, so nothing here touches a session; `thread.rs` is the only place that does.
+
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{
+    Hooks, ShmConfig, TableExport,
+    error::{Gone, Result, ShmError},
+    export::Exports,
+    handle::{ListenQueue, Peer, PeerCore, PeerId, ShmListener},
+    mailbox::Mailbox,
+    region::check_memfd,
+    session::Offer,
+    socket::{Listener, ShmAddress, Socket},
+    thread,
+};
+
+/// What the control thread is asked to do.
+pub(crate) enum Command {
+    Listen(u32, Listener, Arc<ListenQueue>),
+    Unlisten(u32),
+    Connect(Socket, Arc<PeerCore>),
+    Close(PeerId),
+    App(PeerId, Vec<u8>),
+    Taken(PeerId),
+    /// Offer a region to every session.
+    Add(Offer, Arc<Latch>),
+    /// A key is revoked; `gone`: its region is not offered any more.
+    Revoke {
+        ticket: u64,
+        region: u32,
+        gone: bool,
+    },
+    Shutdown,
+}
+
+/// Counts answers that are still to come.
+#[derive(Default)]
+pub(crate) struct Latch {
+    /// `None` until the control thread has begun.
+    left: Mutex<Option<usize>>,
+    changed: std::sync::Condvar,
+}
+
+impl Latch {
+    pub(crate) fn begin(&self, count: usize) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(count);
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn answered(&self) {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = left.map(|n| n.saturating_sub(1));
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .changed
+            .wait_timeout_while(left, timeout, |left| *left != Some(0));
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+/// What callers and the control thread share.
+pub(crate) struct Shared {
+    pub(crate) config: ShmConfig,
+    pub(crate) table: TableExport,
+    pub(crate) nonce: u64,
+    pub(crate) hooks: Arc<dyn Hooks>,
+    pub(crate) exports: Mutex<Exports>,
+    commands: Mutex<VecDeque<Command>>,
+    wake: OwnedFd,
+    next_peer: AtomicU32,
+    next_listener: AtomicU32,
+    down: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn command(&self, command: Command) {
+        // After the thread has ended nobody takes commands; keep none, they hold descriptors.
+        if self.down.load(Ordering::Acquire) {
+            return;
+        }
+        self.commands
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(command);
+        // The counter saturates (EAGAIN) only when the thread has long been told to wake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn take_commands(&self) -> VecDeque<Command> {
+        let mut count = [0u8; 8];
+        let _ = rustix::io::read(&self.wake, &mut count);
+        std::mem::take(&mut self.commands.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    pub(crate) fn set_down(&self) {
+        self.down.store(true, Ordering::Release);
+        self.commands
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Acquire)
+    }
+
+    /// The shared state of a new session over `socket`.
+    pub(crate) fn new_peer(&self, socket: &Socket) -> Result<Arc<PeerCore>> {
+        let credentials = socket
+            .credentials()
+            .map_err(|e| ShmError::os("getsockopt(SO_PEERCRED)", "session socket", e))?;
+        let mailbox = Arc::new(Mailbox::new(self.config.slot_bits)?);
+        let id = PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed));
+        Ok(Arc::new(PeerCore::new(id, credentials, mailbox)))
+    }
+}
+
+/// The shared memory link of one HCA, with its control thread. Dropping it says goodbye to every peer, within
+/// [`ShmConfig::step`].
+pub struct Shm {
+    pub(crate) shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Shm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shared memory link {:#018x}", self.shared.nonce)
+    }
+}
+
+impl Shm {
+    /// Starts the control thread.
+    ///
+    /// # Errors
+    /// [`ShmError::Os`] when the system gives no eventfd or thread, [`ShmError::Descriptor`] when `table` is no sealed memfd.
+    pub fn new(config: ShmConfig, table: TableExport, hooks: Arc<dyn Hooks>) -> Result<Self> {
+        check_memfd(table.fd.as_fd(), table.len).map_err(ShmError::Descriptor)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| ShmError::os("eventfd", "control thread", e))?;
+        let shared = Arc::new(Shared {
+            config,
+            table,
+            nonce: rand::random(),
+            hooks,
+            exports: Mutex::default(),
+            commands: Mutex::default(),
+            wake,
+            next_peer: AtomicU32::new(1),
+            next_listener: AtomicU32::new(1),
+            down: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new()
+            .name("doorbell-shm".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || thread::run(&shared)
+            })
+            .map_err(|e| ShmError::os("spawning a thread", "control thread", e))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Listens for peers.
+    ///
+    /// # Errors
+    /// [`ShmError::InUse`] when somebody listens there (a stale socket file is replaced), [`ShmError::Address`],
+    /// [`ShmError::Os`].
+    pub fn listen(&self, address: &ShmAddress) -> Result<ShmListener> {
+        let listener = Listener::bind(address)?;
+        if self.shared.is_down() {
+            return Err(ShmError::Down);
+        }
+        let id = self.shared.next_listener.fetch_add(1, Ordering::Relaxed);
+        let queue = Arc::new(ListenQueue::default());
+        self.shared
+            .command(Command::Listen(id, listener, Arc::clone(&queue)));
+        Ok(ShmListener {
+            id,
+            address: address.clone(),
+            queue,
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// Connects to a listener, waiting for it to appear.
+    ///
+    /// # Errors
+    /// [`ShmError::Deadline`] when nobody listens or the handshake does not end in time, [`ShmError::Gone`] with the reason
+    /// when either side refuses.
+    pub fn connect(&self, address: &ShmAddress, timeout: Duration) -> Result<Peer> {
+        if self.shared.is_down() {
+            return Err(ShmError::Down);
+        }
+        let deadline = Instant::now() + timeout;
+        let socket = connect_until(address, deadline)?;
+        let core = self.shared.new_peer(&socket)?;
+        let peer = Peer::new(Arc::clone(&core), Arc::clone(&self.shared));
+        self.shared
+            .command(Command::Connect(socket, Arc::clone(&core)));
+        core.wait_up(deadline.saturating_duration_since(Instant::now()))?;
+        Ok(peer)
+    }
+}
+
+/// The listener may be started a moment later than we are: retry while it is not there, or its backlog is full.
+fn connect_until(address: &ShmAddress, deadline: Instant) -> Result<Socket> {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        match Socket::connect(address) {
+            Err(ShmError::Os { source, .. })
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::ConnectionRefused
+                        | io::ErrorKind::WouldBlock
+                ) && Instant::now() + pause < deadline =>
+            {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            other => return other,
+        }
+    }
+}
+
+impl Drop for Shm {
+    fn drop(&mut self) {
+        self.shared.command(Command::Shutdown);
+        if let Some(thread) = self.thread.take() {
+            // Bounded: the thread gives its peers `step` to say goodbye and then ends. A QP's link may be dropped by the
+            // thread itself, which must not wait for itself.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                tracing::error!("the shared memory control thread had panicked");
+            }
+        }
+    }
+}
+
+impl From<Gone> for ShmError {
+    fn from(gone: Gone) -> Self {
+        Self::Gone(gone)
+    }
+}
