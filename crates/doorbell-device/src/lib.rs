@@ -30,7 +30,7 @@ pub mod nvptx;
 
 pub use arch::Arch;
 pub use doorbell_wire::{Key, Remote};
-pub use error::Error;
+pub use error::{Error, Failure};
 pub use layout::QpHandle;
 pub use ops::{Fetch, Local, MAX_INLINE, Masked};
 pub use post::MAX_SLOTS;

@@ -49,7 +49,7 @@ fn pieces(len: u64) -> Result<u32, Error> {
     if n < u64::from(MAX_SLOTS) {
         Ok(n as u32)
     } else {
-        Err(Error::Invalid)
+        Err(Error::INVALID)
     }
 }
 
@@ -122,7 +122,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Writes `local` to `remote`. More than 1 GiB takes several WQEs, up to 509 GiB.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a longer one, or a ring too small for it; the QP's first error; [`Error::NoSpace`] at the deadline.
+    /// [`Error::INVALID`] for a longer one, or a ring too small for it; the QP's first error; [`Error::NO_SPACE`] at the deadline.
     #[inline(always)]
     pub fn put(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
         let n = pieces(local.len)?;
@@ -143,7 +143,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         how: Post,
     ) -> Result<Ticket, Error> {
         if n == 0 || (0..n).any(|k| what(k).1.len > PIECE) {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         self.post(n, 3, how, |k, index, cq| {
             let (remote, local) = what(k);
@@ -154,7 +154,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Writes the low `len` bytes of `value` (1, 2, 4 or 8) to `remote`; they travel inside the WQE.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another length; as [`Qp::put`].
+    /// [`Error::INVALID`] for another length; as [`Qp::put`].
     #[inline(always)]
     pub fn put_value(
         &self,
@@ -164,7 +164,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         how: Post,
     ) -> Result<Ticket, Error> {
         if !matches!(len, 1 | 2 | 4 | 8) {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         self.post(1, 3, how, |_, index, cq| {
             [
@@ -176,29 +176,43 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         })
     }
 
-    /// Writes `len` bytes, at most 28, to `remote`; they travel inside the WQE. `words` holds them in memory order.
+    /// Writes the first `len` bytes of `words`, which hold them in memory order, to `remote`; they travel inside the WQEs: 28 bytes
+    /// each, written in order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a length of 0 or above 28; as [`Qp::put`].
+    /// [`Error::INVALID`] for a length of 0 or beyond `words`; as [`Qp::put`].
     #[inline(always)]
-    pub fn put_inline(
+    pub fn put_inline<const W: usize>(
         &self,
         remote: Remote,
-        words: [u32; 7],
+        words: [u32; W],
         len: u32,
         how: Post,
     ) -> Result<Ticket, Error> {
-        if len == 0 || len > MAX_INLINE {
-            return Err(Error::Invalid);
+        if len == 0 || len > 4 * W as u32 {
+            return Err(Error::INVALID);
         }
-        let [a, b, c, rest @ ..] = words;
-        let ds = if len <= 12 { 3 } else { 4 };
-        self.post(1, 4, how, |_, index, cq| {
+        // Loops over `words` end at a constant, so that it stays in registers.
+        let word = |i: usize| if i < W { words[i] } else { 0 };
+        let n = len.div_ceil(MAX_INLINE);
+        self.post(n, 4, how, |k, index, cq| {
+            let mut w = [0_u32; 7];
+            for piece in 0..W.div_ceil(7) {
+                for (i, w) in w.iter_mut().enumerate() {
+                    *w = if piece as u32 == k {
+                        word(7 * piece + i)
+                    } else {
+                        *w
+                    };
+                }
+            }
+            let at = k * MAX_INLINE;
+            let len = (len - at).min(MAX_INLINE);
             [
-                self.ctrl(index, Opcode::RdmaWrite, 0, ds, cq),
-                seg::raddr(remote.addr, remote.key),
-                seg::inline_words(len, [a, b, c]),
-                Chunk::from_words(rest[0], rest[1], rest[2], rest[3]),
+                self.ctrl(index, Opcode::RdmaWrite, 0, 2 + seg::inline_ds(len), cq),
+                seg::raddr(remote.addr.wrapping_add(u64::from(at)), remote.key),
+                seg::inline_words(len, [w[0], w[1], w[2]]),
+                Chunk::from_words(w[3], w[4], w[5], w[6]),
             ]
         })
     }
@@ -290,7 +304,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// polling. `counter` is what the companion reaches (usually a word of this process). The ticket is the put's.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a companion or on a collapsed CQ (whose CQEs a WAIT cannot count); as [`Qp::put`].
+    /// [`Error::INVALID`] without a companion or on a collapsed CQ (whose CQEs a WAIT cannot count); as [`Qp::put`].
     #[inline(always)]
     pub fn put_counter(
         &self,
@@ -328,7 +342,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     fn companion(&self) -> Result<Self, Error> {
         if self.ext.is_null() || self.cq_kind != CqKind::PerSlot {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         // SAFETY: constants of the extension, which names a companion that lives as long as this QP, or none.
         unsafe {
@@ -339,7 +353,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
                 .arch
                 .load_const64(core::ptr::addr_of!((*self.ext).companion_ext));
             if qp == 0 {
-                return Err(Error::Invalid);
+                return Err(Error::INVALID);
             }
             Self::new(
                 self.arch,
@@ -507,7 +521,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// both (a completion counter names a WQE's first slot only). The old value goes to `to`, in host order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] on a per-slot CQ; as [`Qp::put`].
+    /// [`Error::INVALID`] on a per-slot CQ; as [`Qp::put`].
     #[inline(always)]
     pub fn masked_compare_swap(
         &self,
@@ -517,7 +531,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         how: Post,
     ) -> Result<Ticket, Error> {
         if self.cq_kind == CqKind::PerSlot {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         let [values, masks] =
             seg::masked_cs8(swap.swap, swap.compare, swap.swap_mask, swap.compare_mask);

@@ -13,7 +13,7 @@ use doorbell_wire::{Chunk, Opcode, db, flags, seg};
 
 use crate::arch::{Arch, Group};
 use crate::error::Error;
-use crate::layout::{CqKind, NicHandler, POISON, RINGING};
+use crate::layout::{CqKind, NicHandler, POISON, QpHandle, RINGING};
 use crate::qp::{Coalesce, Deadline, Post, Qp, Ticket};
 use crate::scope::{Coop, Scope, Sharing};
 use crate::sites;
@@ -47,9 +47,9 @@ pub(crate) const fn unpack(v: u64) -> Result<u64, Error> {
     if v & FAILED == 0 {
         return Ok(v);
     }
-    match Error::from_code(v & !FAILED) {
+    match Error::from_code(v) {
         Some(e) => Err(e),
-        None => Err(Error::QpError),
+        None => Err(Error::QP_ERROR),
     }
 }
 
@@ -85,7 +85,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         build: impl Fn(u32, u64, u8) -> Slot,
     ) -> Result<Ticket, Error> {
         if n > MAX_SLOTS || (!how.signal && self.cq_kind == CqKind::PerSlot) {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         match S::COOP {
             Coop::Thread if M::EXCLUSIVE => self.post_in(Group::alone(), n, used, how, build),
@@ -186,7 +186,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     pub(crate) fn reserve(&self, need: u32, how: Post) -> Result<u64, Error> {
         let a = self.arch;
         if need > self.depth() {
-            return Err(Error::Invalid);
+            return Err(Error::INVALID);
         }
         let need = u64::from(need);
         let p = self.rsvd();
@@ -226,10 +226,9 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     fn refuse_poisoned(&self, rsvd: u64) -> Result<(), Error> {
         if rsvd & POISON == 0 {
-            Ok(())
-        } else {
-            Err(self.first_error())
+            return Ok(());
         }
+        unpack(Self::first_error(self.arch, self.handle())).map(|_| ())
     }
 
     /// Returns when slots `next .. next + need` are free; true if it had to wait.
@@ -240,9 +239,14 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         if target <= self.consumer() {
             return Ok(false);
         }
-        match self.wait_index(target - 1, deadline) {
-            Ok(()) => Ok(true),
-            Err(Error::TimedOut) => Err(Error::NoSpace),
+        match unpack(Self::wait_seldom(
+            self.arch,
+            self.handle(),
+            target - 1,
+            deadline,
+        )) {
+            Ok(_) => Ok(true),
+            Err(e) if e == Error::TIMED_OUT => Err(Error::NO_SPACE),
             Err(e) => Err(e),
         }
     }
@@ -255,6 +259,8 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         unsafe { self.ring.add(at) }
     }
 
+    /// Writes the chunks of slots that this thread, or its group, has reserved. Spelt out, not looped over an array: LLVM
+    /// would put the array in local memory.
     #[inline(always)]
     fn write(&self, g: Group, mine: u64, n: u32, used: u32, build: impl Fn(u32, u64) -> Slot) {
         let a = self.arch;
@@ -267,27 +273,39 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
                 used
             };
             let quad_first = mine - u64::from(quad * n);
+            let store = |lane: u32, k: u32, chunk: Chunk| {
+                // SAFETY: inside the ring, in slots that this group has reserved.
+                unsafe {
+                    a.store_chunk(
+                        self.chunk(quad_first + u64::from(lane * n + k), quad),
+                        chunk,
+                    )
+                };
+            };
             for k in 0..n {
-                let turned = transpose(a, g, build(k, mine + u64::from(k)));
-                for (j, chunk) in turned.into_iter().enumerate() {
-                    let index = quad_first + u64::from(j as u32 * n + k);
-                    if quad < width {
-                        // SAFETY: inside the ring, in slots that this group has reserved.
-                        unsafe { a.store_chunk(self.chunk(index, quad), chunk) };
-                    }
+                let [c0, c1, c2, c3] = transpose(a, g, build(k, mine + u64::from(k)));
+                if quad < width {
+                    store(0, k, c0);
+                    store(1, k, c1);
+                    store(2, k, c2);
+                    store(3, k, c3);
                 }
             }
             return;
         }
+        let store = |index: u64, j: u32, chunk: Chunk| {
+            if j < used {
+                // SAFETY: inside the ring, in slots that this thread has reserved.
+                unsafe { a.store_chunk(self.chunk(index, j), chunk) };
+            }
+        };
         for k in 0..n {
             let index = mine + u64::from(k);
-            let slot = build(k, index);
-            for (j, chunk) in slot.into_iter().enumerate() {
-                if (j as u32) < used {
-                    // SAFETY: inside the ring, in slots that this thread has reserved.
-                    unsafe { a.store_chunk(self.chunk(index, j as u32), chunk) };
-                }
-            }
+            let [c0, c1, c2, c3] = build(k, index);
+            store(index, 0, c0);
+            store(index, 1, c1);
+            store(index, 2, c2);
+            store(index, 3, c3);
         }
     }
 
@@ -305,14 +323,24 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             return Ok(());
         }
         if self.load(p, sites::PUBLISH_WAIT) & !RINGING != from {
-            self.await_turn(from, how.deadline.and(PUBLISH_GRACE_NS))?;
+            unpack(Self::await_turn(
+                a,
+                self.handle(),
+                from,
+                how.deadline.and(PUBLISH_GRACE_NS),
+            ))?;
         }
         // Nobody else publishes now: the index changes only by us, the bit only by a ringer who gives it up.
         if !how.ring || self.ext.is_null() {
             // SAFETY: a word of the QP.
             unsafe { a.add64(p, to - from, M::at(sites::PUBLISH_ADD)) };
             if how.ring {
-                self.ring_locked(to, how.deadline.and(PUBLISH_GRACE_NS))?;
+                unpack(Self::ring_locked(
+                    a,
+                    self.handle(),
+                    to,
+                    how.deadline.and(PUBLISH_GRACE_NS),
+                ))?;
             }
             return Ok(());
         }
@@ -327,22 +355,26 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Waits for all who reserved earlier to publish.
     #[cold]
     #[inline(never)]
-    fn await_turn(&self, from: u64, deadline: Deadline) -> Result<(), Error> {
+    fn await_turn(arch: A, handle: QpHandle, from: u64, deadline: Deadline) -> u64 {
+        let qp = match Self::again(arch, handle) {
+            Ok(qp) => qp,
+            Err(e) => return pack(Err(e)),
+        };
         let mut spins = 0_u32;
-        while self.load(self.ready(), sites::PUBLISH_WAIT) & !RINGING != from {
-            self.arch.relax();
+        while qp.load(qp.ready(), sites::PUBLISH_WAIT) & !RINGING != from {
+            arch.relax();
             spins = spins.wrapping_add(1);
             if spins.is_multiple_of(LOOK) {
-                if self.arch.aborted() {
-                    return Err(Error::Aborted);
+                if arch.aborted() {
+                    return pack(Err(Error::ABORTED));
                 }
-                if deadline.passed(self.arch) {
-                    self.poison();
-                    return Err(Error::Stuck);
+                if deadline.passed(arch) {
+                    qp.poison();
+                    return pack(Err(Error::STUCK));
                 }
             }
         }
-        Ok(())
+        0
     }
 
     /// Rings for slots below `pi` and for whatever is published meanwhile; the caller has the ringing.
@@ -363,36 +395,39 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     }
 
     /// Rings a bare QP under DOCA's lock, since foreign code may be ringing it at the same time.
-    #[inline(always)]
-    fn ring_locked(&self, to: u64, deadline: Deadline) -> Result<(), Error> {
-        let a = self.arch;
-        if self.handler == NicHandler::ProducerWord {
-            a.fence(sites::RING_FENCE);
+    #[cold]
+    #[inline(never)]
+    fn ring_locked(arch: A, handle: QpHandle, to: u64, deadline: Deadline) -> u64 {
+        let qp = match Self::again(arch, handle) {
+            Ok(qp) => qp,
+            Err(e) => return pack(Err(e)),
+        };
+        if qp.handler == NicHandler::ProducerWord {
+            arch.fence(sites::RING_FENCE);
             // SAFETY: the producer word of the QP.
-            unsafe { a.max64(self.db, to, sites::RING_MAX) };
-            return Ok(());
+            unsafe { arch.max64(qp.db, to, sites::RING_MAX) };
+            return 0;
         }
         let mut spins = 0_u32;
         // SAFETY: a word of the QP.
-        while unsafe { a.cas32(self.lock(), 0, 1, M::at(sites::LOCK_TAKE)) } != 0 {
-            a.relax();
+        while unsafe { arch.cas32(qp.lock(), 0, 1, M::at(sites::LOCK_TAKE)) } != 0 {
+            arch.relax();
             spins = spins.wrapping_add(1);
             if spins.is_multiple_of(LOOK) {
-                if a.aborted() {
-                    return Err(Error::Aborted);
+                if arch.aborted() {
+                    return pack(Err(Error::ABORTED));
                 }
-                if deadline.passed(a) {
-                    return Err(Error::Stuck);
+                if deadline.passed(arch) {
+                    return pack(Err(Error::STUCK));
                 }
             }
         }
-        let rung = self.load(self.rung(), sites::RING_PI);
-        if to > rung {
-            self.ring_words(to);
+        if to > qp.load(qp.rung(), sites::RING_PI) {
+            qp.ring_words(to);
         }
         // SAFETY: a word of the QP.
-        unsafe { a.store32(self.lock(), 0, M::at(sites::LOCK_GIVE)) };
-        Ok(())
+        unsafe { arch.store32(qp.lock(), 0, M::at(sites::LOCK_GIVE)) };
+        0
     }
 
     /// The doorbell for slots below `pi`. The caller takes turns with other ringers.
@@ -432,7 +467,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Rings for everything published so far, unless somebody who is ringing already will.
     ///
     /// # Errors
-    /// [`Error::Stuck`] if the lock of a bare QP is not given back by `deadline`.
+    /// [`Error::STUCK`] if the lock of a bare QP is not given back by `deadline`.
     #[inline(always)]
     pub fn ring(&self, deadline: Deadline) -> Result<(), Error> {
         self.together(|| self.ring_here(deadline).map(|()| 0))
@@ -447,7 +482,13 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         }
         if self.ext.is_null() {
             let to = self.load(self.ready(), sites::READY_LOAD);
-            return self.ring_locked(to & !RINGING, deadline);
+            return unpack(Self::ring_locked(
+                self.arch,
+                self.handle(),
+                to & !RINGING,
+                deadline,
+            ))
+            .map(|_| ());
         }
         // SAFETY: a word of the QP.
         let before = unsafe {
@@ -480,25 +521,20 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
 
 /// Four lanes that hold four chunks each exchange them: lane q of a quad ends up with chunk q of each of its four lanes.
 #[inline(always)]
-fn transpose<A: Arch>(a: A, g: Group, mut c: Slot) -> Slot {
-    let swap = |keep_first: bool, x: &mut Chunk, y: &mut Chunk, xor: u32| {
-        let give = if keep_first { *y } else { *x };
+fn transpose<A: Arch>(a: A, g: Group, [c0, c1, c2, c3]: Slot) -> Slot {
+    let swap = |keep_first: bool, x: Chunk, y: Chunk, xor: u32| {
+        let give = if keep_first { y } else { x };
         let got = Chunk([
             a.shfl_xor64(g, give.0[0], xor),
             a.shfl_xor64(g, give.0[1], xor),
         ]);
-        if keep_first {
-            *y = got;
-        } else {
-            *x = got;
-        }
+        if keep_first { (x, got) } else { (got, y) }
     };
-    let [c0, c1, c2, c3] = &mut c;
     let even = g.rank & 1 == 0;
-    swap(even, c0, c1, 1);
-    swap(even, c2, c3, 1);
+    let (c0, c1) = swap(even, c0, c1, 1);
+    let (c2, c3) = swap(even, c2, c3, 1);
     let low = g.rank & 2 == 0;
-    swap(low, c0, c2, 2);
-    swap(low, c1, c3, 2);
-    c
+    let (c0, c2) = swap(low, c0, c2, 2);
+    let (c1, c3) = swap(low, c1, c3, 2);
+    [c0, c1, c2, c3]
 }

@@ -141,7 +141,7 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
     /// The queue that `handle` names.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the extension is not one of this version.
+    /// [`Error::INVALID`] if the extension is not one of this version.
     ///
     /// # Safety
     /// `handle` comes from a host library that keeps the structures and the memory they name valid for `'a`; the structures are in memory on
@@ -163,7 +163,7 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
                 )
             };
             if magic != EXT_MAGIC || version != EXT_VERSION {
-                return Err(Error::Invalid);
+                return Err(Error::INVALID);
             }
             soft = flags & EXT_SOFT_ENGINE != 0;
             sink = (addr, Key(key));
@@ -281,6 +281,21 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
     #[inline(always)]
     pub const fn arch(&self) -> A {
         self.arch
+    }
+
+    #[inline(always)]
+    pub(crate) const fn handle(&self) -> QpHandle {
+        QpHandle {
+            qp: self.qp,
+            ext: self.ext,
+        }
+    }
+
+    /// The queue once more, from the handle of one that exists, in functions that are not inlined.
+    #[inline(always)]
+    pub(crate) fn again(arch: A, handle: QpHandle) -> Result<Self, Error> {
+        // SAFETY: the promise was made for the queue whose handle this is.
+        unsafe { Self::new(arch, handle) }
     }
 
     #[inline(always)]

@@ -3,6 +3,9 @@
 //! A ticket is compared with the consumer index before any CQE is looked at: a CQE that was overwritten by a later lap says nothing of
 //! it. An error CQE is an answer: the waiter gets the *first* error of the QP, kept in [`QpExt::error`](crate::layout::QpExt::error),
 //! since the flush completions after it overwrite a collapsed CQE; operations before the first error still count as complete.
+//!
+//! Functions off the hot path are not inlined, and take a handle, not `&self`: a reference would force the queue's constants
+//! out of registers.
 
 use core::ptr::addr_of_mut;
 
@@ -11,7 +14,8 @@ use doorbell_wire::cqe::{CqeTail, ErrorCqe};
 
 use crate::arch::Arch;
 use crate::error::Error;
-use crate::layout::{CqKind, ErrorKind, ErrorWord, RINGING};
+use crate::layout::{CqKind, ErrorKind, ErrorWord, QpHandle, RINGING};
+use crate::post::{pack, unpack};
 use crate::qp::{Deadline, Qp, Ticket};
 use crate::scope::{Scope, Sharing};
 use crate::sites;
@@ -29,11 +33,15 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     pub fn poll(&self, ticket: Ticket) -> Result<bool, Error> {
         self.together(|| {
-            let done = self.look(ticket.0)?;
-            if !done && let Some(verdict) = self.hidden_error(ticket.0) {
-                return verdict.map(|()| 1);
+            if self.look(ticket.0)? {
+                return Ok(1);
             }
-            Ok(u64::from(done))
+            unpack(Self::check_up(
+                self.arch,
+                self.handle(),
+                ticket.0,
+                Deadline(u64::MAX),
+            ))
         })
         .map(|v| v != 0)
     }
@@ -41,7 +49,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Waits until the operation is complete: what it wrote is visible at its target, what it fetched is visible here.
     ///
     /// # Errors
-    /// The QP's first error, unless the operation completed before it; [`Error::TimedOut`] at the deadline; [`Error::Aborted`].
+    /// The QP's first error, unless the operation completed before it; [`Error::TIMED_OUT`] at the deadline; [`Error::ABORTED`].
     #[inline(always)]
     pub fn wait(&self, ticket: Ticket, deadline: Deadline) -> Result<(), Error> {
         self.together(|| self.wait_index(ticket.0, deadline).map(|()| 0))
@@ -73,20 +81,39 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         let mut polls = 0_u32;
         while !self.look(index)? {
             polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(LOOK) {
-                if let Some(verdict) = self.hidden_error(index) {
-                    return verdict;
-                }
-                if self.arch.aborted() {
-                    return Err(Error::Aborted);
-                }
-                if deadline.passed(self.arch) {
-                    return Err(Error::TimedOut);
-                }
+            if polls.is_multiple_of(LOOK)
+                && unpack(Self::check_up(self.arch, self.handle(), index, deadline))? != 0
+            {
+                return Ok(());
             }
             self.arch.relax();
         }
         Ok(())
+    }
+
+    /// [`Qp::wait_index`] for whoever does not expect to wait.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn wait_seldom(arch: A, handle: QpHandle, index: u64, deadline: Deadline) -> u64 {
+        pack(
+            Self::again(arch, handle)
+                .and_then(|qp| qp.wait_index(index, deadline))
+                .map(|()| 0),
+        )
+    }
+
+    /// What a wait looks at now and then: errors that no CQE of ours tells of, the abort flag, the clock. 1 if the wait is over.
+    #[cold]
+    #[inline(never)]
+    fn check_up(arch: A, handle: QpHandle, index: u64, deadline: Deadline) -> u64 {
+        let verdict = Self::again(arch, handle).map(|qp| qp.hidden_error(index));
+        pack(match verdict {
+            Err(e) => Err(e),
+            Ok(Some(verdict)) => verdict.map(|()| 1),
+            Ok(None) if arch.aborted() => Err(Error::ABORTED),
+            Ok(None) if deadline.passed(arch) => Err(Error::TIMED_OUT),
+            Ok(None) => Ok(0),
+        })
     }
 
     /// Whether the WQE at `index` is complete, as far as the consumer index and one look at the CQ tell.
@@ -118,7 +145,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             return Ok(false);
         }
         if tail.is_error() {
-            return self.fail(ci, slot).verdict(index).map(|()| true);
+            return unpack(Self::fail(self.arch, self.handle(), ci, slot, index)).map(|_| true);
         }
         if next <= index {
             return Ok(false);
@@ -149,10 +176,19 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         }
     }
 
-    /// What the error CQE in `slot` means: records the QP's first error if nobody has, and refuses later posts.
+    /// What the error CQE in `slot` means for the WQE at `index`.
     #[cold]
     #[inline(never)]
-    fn fail(&self, ci: u64, slot: u32) -> FirstError {
+    fn fail(arch: A, handle: QpHandle, ci: u64, slot: u32, index: u64) -> u64 {
+        pack(
+            Self::again(arch, handle)
+                .and_then(|qp| qp.first_of(ci, slot).verdict(index))
+                .map(|()| 1),
+        )
+    }
+
+    /// Records the QP's first error if nobody has, and refuses later posts.
+    fn first_of(&self, ci: u64, slot: u32) -> FirstError {
         let mut word = self.recorded();
         if word == ErrorWord::NONE {
             word = self.host_error();
@@ -216,7 +252,6 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     }
 
     /// An error that no CQE of ours tells of: another thread saw it, or the host wrote it down.
-    #[inline(always)]
     fn hidden_error(&self, index: u64) -> Option<Result<(), Error>> {
         if self.ext.is_null() {
             return None;
@@ -260,8 +295,11 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// The error to refuse a post with.
     #[cold]
     #[inline(never)]
-    pub(crate) fn first_error(&self) -> Error {
-        Error::from_word(self.recorded()).unwrap_or(Error::QpError)
+    pub(crate) fn first_error(arch: A, handle: QpHandle) -> u64 {
+        pack(Err(match Self::again(arch, handle) {
+            Ok(qp) => Error::from_word(qp.recorded()).unwrap_or(Error::QP_ERROR),
+            Err(e) => e,
+        }))
     }
 }
 
@@ -287,6 +325,6 @@ impl FirstError {
         if self.word.kind() == ErrorKind::Completion && index < self.index {
             return Ok(());
         }
-        Err(Error::from_word(self.word).unwrap_or(Error::QpError))
+        Err(Error::from_word(self.word).unwrap_or(Error::QP_ERROR))
     }
 }

@@ -25,7 +25,7 @@ use warp::Warp;
 pub struct Hooks {
     /// Called by every spin, to drive an engine that has no thread of its own. Must return soon.
     pub relax: Option<Arc<dyn Fn() + Send + Sync>>,
-    /// Set by the launcher to give the kernel up: waits end with [`crate::Error::Aborted`], barriers open.
+    /// Set by the launcher to give the kernel up: waits end with [`crate::Error::ABORTED`], barriers open.
     pub abort: Arc<AtomicBool>,
 }
 
