@@ -237,11 +237,8 @@ impl Exporter for Shm {
             .waiting
             .contains_key(&ticket)
     }
-}
 
-impl Shm {
-    /// A registration failed after [`Exporter::registering`] gave it this number.
-    pub fn abandoned(&self, id: u32) {
+    fn abandoned(&self, id: u32) {
         let mut exports = self
             .shared
             .exports

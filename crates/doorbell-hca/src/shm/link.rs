@@ -17,7 +17,7 @@ use super::{
     error::{Result, ShmError},
     handle::Peer,
     mailbox::{Answer, Inbox, Outbox, Request, SlotQp, TargetQp},
-    peer::{PeerView, Stamp},
+    peer::PeerView,
 };
 use crate::{
     fault::Fault,
@@ -150,7 +150,7 @@ impl RemoteQp for ShmLink {
     }
 
     #[inline]
-    fn stamp(&self) -> Stamp {
+    fn stamp(&self) -> (u64, u64) {
         self.view.stamp()
     }
 

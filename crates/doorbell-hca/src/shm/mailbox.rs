@@ -346,11 +346,6 @@ impl Outbox {
             .status
             .load(Ordering::Relaxed)
     }
-
-    /// Requests without an answer.
-    pub(crate) fn unanswered(&self) -> u32 {
-        self.next.wrapping_sub(self.oldest)
-    }
 }
 
 impl Drop for Outbox {

@@ -29,7 +29,7 @@ pub use error::{Gone, Refusal, RefusalCode, Result, ShmError};
 pub use handle::{Peer, PeerId, ShmListener};
 pub use link::ShmLink;
 pub use mailbox::SlotQp;
-pub use peer::{DeviceRegion, PeerView, Stamp};
+pub use peer::{DeviceRegion, PeerView};
 pub use proto::{MAGIC, MAX_APP, MAX_HANDLE, VERSION};
 pub use region::{RegionOptions, SharedRegion};
 pub use socket::{Credentials, ShmAddress};

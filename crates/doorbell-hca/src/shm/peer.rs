@@ -82,15 +82,6 @@ impl Drop for RegionMap {
     }
 }
 
-/// Compared before a batch: while it is the same, cached answers of [`PeerView::resolve`] are valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
-    /// The peer's word: it changes as soon as the peer revokes a key.
-    epoch: u64,
-    /// Ours: it changes before anything of the peer is unmapped, whatever the peer does with its word.
-    generation: u64,
-}
-
 /// A peer's tables, mapped.
 pub struct PeerView {
     table: TableView,
@@ -153,13 +144,14 @@ impl PeerView {
         self.down.load(Ordering::Acquire)
     }
 
-    /// See [`Stamp`].
+    /// While both words are the same, cached answers of [`PeerView::resolve`] are valid. The peer's word changes as soon as
+    /// it revokes a key; ours before anything of the peer is unmapped, whatever the peer does with its word.
     #[inline(always)]
-    pub fn stamp(&self) -> Stamp {
-        Stamp {
-            epoch: self.table.epoch().load(Ordering::Acquire),
-            generation: self.generation.load(Ordering::Acquire),
-        }
+    pub fn stamp(&self) -> (u64, u64) {
+        (
+            self.table.epoch().load(Ordering::Acquire),
+            self.generation.load(Ordering::Acquire),
+        )
     }
 
     /// Where the bytes behind a key of the peer are in this process. `pd` is the protection domain of the peer's QP.

@@ -204,14 +204,6 @@ impl SharedRegion {
         Ok(region)
     }
 
-    /// A region that only this process can write: peers can map it for reading only.
-    pub(crate) fn read_only_for_peers(len: usize) -> Result<Self> {
-        let region = Self::unsealed(len)?;
-        // FUTURE_WRITE spares the mapping that exists already, which is ours.
-        region.seal(SIZE_SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
-        Ok(region)
-    }
-
     fn unsealed(len: usize) -> Result<Self> {
         if len == 0 {
             return Err(ShmError::Length {
@@ -332,18 +324,6 @@ mod tests {
                 .code,
             RefusalCode::NotSealed
         );
-    }
-
-    #[test]
-    fn a_read_only_region_cannot_be_mapped_for_writing() {
-        let region = SharedRegion::read_only_for_peers(4096).unwrap();
-        assert_eq!(
-            Mapping::of_peer(region.memfd().as_fd(), 4096, true)
-                .unwrap_err()
-                .code,
-            RefusalCode::Map
-        );
-        Mapping::of_peer(region.memfd().as_fd(), 4096, false).unwrap();
     }
 
     #[test]
