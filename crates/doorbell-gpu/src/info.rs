@@ -55,6 +55,8 @@ pub struct GpuInfo {
     pub mig: bool,
     /// The process is a client of the Multi-Process Service: a fault in one client can end all of them.
     pub mps: bool,
+    /// GDRCopy's kernel driver is loaded (`/dev/gdrdrv`): the CPU could map GPU memory.
+    pub gdrdrv: bool,
     /// What the device can do.
     pub can: Capabilities,
     /// What was chosen and why, and what is likely to give trouble; one sentence each.

@@ -70,7 +70,8 @@ struct Flying {
     ticket: u64,
     last: bool,
     ops: usize,
-    event: CuEvent,
+    /// `None`: nothing of it was given to the driver.
+    event: Option<CuEvent>,
     born: Instant,
 }
 
@@ -196,18 +197,16 @@ impl CudaCopier {
                 Some(event) => Ok(event),
                 None => current.new_event(EVENT_DISABLE_TIMING),
             };
-            let event = match event {
-                Ok(event) => event,
-                Err(error) => {
-                    // Without an event its end would not be seen. Nothing of it was given to the driver.
-                    self.fail(state, segment.ticket, error);
-                    continue;
+            let (event, failed) = match event {
+                Ok(event) => {
+                    let issued = self.issue(state, current, &segment);
+                    let recorded = current.record(event, self.stream);
+                    (Some(event), issued.and(recorded).err())
                 }
+                // Without an event its end would not be seen, so nothing of it goes to the driver.
+                Err(error) => (None, Some(error)),
             };
-            let outcome = self.issue(state, current, &segment);
-            let recorded = current.record(event, self.stream);
             let mut last = segment.last;
-            let failed = outcome.and(recorded).err();
             if failed.is_some() {
                 // The rest of it is pointless, and its end is the end of what did get queued.
                 state.queue.retain(|s| s.ticket != segment.ticket);
@@ -319,7 +318,11 @@ impl CudaCopier {
     /// Notes what has ended.
     fn retire(&self, state: &mut State, current: &Current<'_>) {
         while let Some(front) = state.flying.front() {
-            match current.passed(front.event, String::new) {
+            let passed = match front.event {
+                Some(event) => current.passed(event, String::new),
+                None => Ok(true),
+            };
+            match passed {
                 Ok(false) => return,
                 Ok(true) => {}
                 Err(GpuError::Driver { code, .. }) => {
@@ -332,7 +335,7 @@ impl CudaCopier {
                 return;
             };
             state.flying_ops -= ended.ops;
-            state.events.push(ended.event);
+            state.events.extend(ended.event);
             if ended.last {
                 self.done.store(ended.ticket, Ordering::Release);
             }
@@ -445,7 +448,7 @@ impl CudaCopier {
         for event in state
             .events
             .into_iter()
-            .chain(state.flying.into_iter().map(|f| f.event))
+            .chain(state.flying.into_iter().filter_map(|f| f.event))
         {
             current.destroy_event(event);
         }

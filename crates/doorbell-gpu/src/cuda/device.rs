@@ -114,6 +114,7 @@ pub(crate) fn describe(driver: &Driver, device: CuDevice, ordinal: u32) -> Resul
         memory_bytes: memory as u64,
         mig,
         mps,
+        gdrdrv: std::path::Path::new("/dev/gdrdrv").exists(),
         can: Capabilities {
             max_threads_per_block: get(attribute::MAX_THREADS_PER_BLOCK),
             max_blocks: get(attribute::MAX_GRID_DIM_X),

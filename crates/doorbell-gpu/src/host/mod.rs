@@ -50,6 +50,7 @@ impl HostGpu {
             memory_bytes: 0,
             mig: false,
             mps: false,
+            gdrdrv: false,
             can: Capabilities {
                 max_threads_per_block: 1024,
                 max_blocks: MAX_HOST_THREADS,
