@@ -72,10 +72,14 @@ structures! {
         compute_major: u32,
         /// Compute capability.
         compute_minor: u32,
-        /// CUDA's number of the driver.
-        driver_version: u32,
+        /// CUDA version of the driver.
+        driver_major: u32,
+        /// CUDA version of the driver.
+        driver_minor: u32,
         /// Engine threads; 0 when caller-driven.
         hca_cores: u32,
+        /// Zero.
+        reserved: u32,
     }
     /// A registered region.
     doorbell_mr_info {
@@ -100,8 +104,8 @@ structures! {
         handler: u32,
         /// `DOORBELL_CQ_*`.
         cq: u32,
-        /// `DOORBELL_MEM_*` + 1; 0 for the default.
-        queue_memory: u32,
+        /// Slots of the companion queue; 0 for none.
+        companion: u32,
     }
     /// What a kernel gets (the device crate's `QpHandle`).
     doorbell_qp_t {
@@ -109,6 +113,17 @@ structures! {
         qp: usize,
         /// Ours, beside it.
         ext: usize,
+    }
+    /// A peer's region.
+    doorbell_remote_mr {
+        /// What work requests name for its first byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// Its key.
+        key: u32,
+        /// Zero.
+        reserved: u32,
     }
     /// State and counters of a queue pair.
     doorbell_qp_info {
@@ -122,12 +137,16 @@ structures! {
         depth: u32,
         /// `DOORBELL_HANDLER_*`.
         handler: u32,
-        /// Slots rung.
-        posted: u64,
-        /// Slots completed.
-        completed: u64,
-        /// Error completions.
-        errors: u64,
+        /// Rings that the engine saw.
+        doorbells: u64,
+        /// Slots announced.
+        slots_rung: u64,
+        /// Work requests executed.
+        wqes: u64,
+        /// Payload bytes moved.
+        bytes: u64,
+        /// Slots flushed in the error state.
+        flushed: u64,
     }
     /// The first error of a queue pair.
     doorbell_qp_error_info {
@@ -142,7 +161,7 @@ structures! {
         /// Modulo 2^16.
         wqe_index: u32,
         /// In words.
-        text: [c_char; 240],
+        text: [c_char; 400],
     }
 }
 
@@ -158,8 +177,9 @@ constants! {
     DOORBELL_VERSION_MAJOR = 0;
     DOORBELL_VERSION_MINOR = 1;
     DOORBELL_DEVICE_CALLER_DRIVEN = 1;
-    DOORBELL_MEM_DEVICE = 0;
-    DOORBELL_MEM_PINNED = 1;
+    DOORBELL_MEM_GPU = 0;
+    DOORBELL_MEM_HOST = 1;
+    DOORBELL_MEM_SHARED = 2;
     DOORBELL_ACCESS_LOCAL_WRITE = 1;
     DOORBELL_ACCESS_REMOTE_WRITE = 2;
     DOORBELL_ACCESS_REMOTE_READ = 4;
@@ -175,9 +195,13 @@ constants! {
     DOORBELL_CQ_PER_SLOT = 1;
     DOORBELL_CQ_COLLAPSED = 2;
     DOORBELL_QP_RESET = 0;
-    DOORBELL_QP_CONNECTED = 1;
+    DOORBELL_QP_READY = 1;
     DOORBELL_QP_ERROR = 2;
     DOORBELL_QP_DESTROYED = 3;
+    DOORBELL_ERROR_NONE = 0;
+    DOORBELL_ERROR_COMPLETION = 1;
+    DOORBELL_ERROR_CLOSED = 2;
+    DOORBELL_ERROR_ENGINE_DOWN = 3;
 }
 
 /// A structure that begins with its size, so that programs and libraries of different versions can meet.
@@ -300,12 +324,12 @@ mod tests {
             depth: 64,
             handler: 2,
             cq: 9,
-            queue_memory: 9,
+            companion: 9,
         };
         // SAFETY: `attr` is a whole structure; `size` says less.
         let old = unsafe { read(&raw const attr) }.expect("an older caller");
         assert_eq!(
-            (old.depth, old.handler, old.cq, old.queue_memory),
+            (old.depth, old.handler, old.cq, old.companion),
             (64, 2, 0, 0)
         );
 
@@ -319,7 +343,7 @@ mod tests {
         // SAFETY: `Newer` is as large as its size says and begins with the structure.
         let ours = unsafe { read((&raw const newer).cast::<doorbell_qp_attr>()) }
             .expect("a newer caller with defaults");
-        assert_eq!(ours.queue_memory, 9);
+        assert_eq!(ours.companion, 9);
         newer.more = 1;
         // SAFETY: as above.
         let refused = unsafe { read((&raw const newer).cast::<doorbell_qp_attr>()) };
@@ -337,10 +361,10 @@ mod tests {
                 depth: 0,
                 handler: 0,
                 cq: 0,
-                queue_memory: 0,
+                companion: 0,
             };
-            // SAFETY: refused before anything past `size` is read.
             assert_eq!(
+                // SAFETY: refused before anything past `size` is read.
                 unsafe { read(&raw const attr) }
                     .err()
                     .expect("refused")
@@ -348,8 +372,8 @@ mod tests {
                 Status::Version
             );
         }
-        // SAFETY: null is allowed.
         assert_eq!(
+            // SAFETY: null is allowed.
             unsafe { read::<doorbell_qp_attr>(std::ptr::null()) }
                 .err()
                 .expect("refused")

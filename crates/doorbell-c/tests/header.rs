@@ -88,7 +88,8 @@ fn every_number_of_the_header_is_known() {
     for line in HEADER.lines().filter_map(|l| l.strip_prefix("#define ")) {
         let name = line.split_whitespace().next().unwrap();
         let ours = ["DOORBELL_H", "DOORBELL_API", "DOORBELL_QP_T"].contains(&name)
-            || name.ends_with("_INIT");
+            || name.ends_with("_INIT")
+            || name.starts_with("DOORBELL_ENDPOINT_SIZE(");
         assert!(
             ours || known.contains(name),
             "{name} is in doorbell.h and in no list of the library"

@@ -1,0 +1,323 @@
+//! `doorbell_qp_*`: queue pairs, whose typed states of the Rust API become a state checked at each call.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use doorbell::{
+    CpuQp, CqKind, Destination, ErrorKind, Export, Handler, LinkKind, Qp, QpState, Ready, RemoteMr,
+    Reset,
+};
+
+use crate::convert::{store, timeout, wanted};
+use crate::error::{Failure, Result, guard};
+use crate::handle::Table;
+use crate::memory::{CPd, DOMAINS, Gone};
+use crate::status::Status;
+use crate::types::{
+    DOORBELL_CQ_COLLAPSED, DOORBELL_CQ_DEFAULT, DOORBELL_CQ_PER_SLOT, DOORBELL_ERROR_CLOSED,
+    DOORBELL_ERROR_COMPLETION, DOORBELL_ERROR_ENGINE_DOWN, DOORBELL_ERROR_NONE,
+    DOORBELL_HANDLER_DEFAULT, DOORBELL_HANDLER_DOORBELL, DOORBELL_HANDLER_PRODUCER,
+    DOORBELL_HANDLER_RECORD, DOORBELL_QP_DESTROYED, DOORBELL_QP_ERROR, DOORBELL_QP_READY,
+    DOORBELL_QP_RESET, doorbell_qp_attr, doorbell_qp_error_info, doorbell_qp_info, doorbell_qp_t,
+    read, text, write,
+};
+
+/// `struct doorbell_qp`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct CQp(c_void);
+
+static QPS: Table<Arc<Queue>> = Table::new("doorbell_qp");
+
+/// The queue pair in the state it was last put into.
+enum Held {
+    Reset(Qp<Reset>),
+    Ready(Qp<Ready>),
+    /// Destroyed, or lost by a call that failed half-way.
+    Gone,
+}
+
+/// One queue pair of C's, with whoever posts to it.
+pub(crate) struct Queue {
+    held: Mutex<Held>,
+    /// Made by the first `doorbell_qp_export`, kept until the end so that the handle stays the same.
+    export: Mutex<Option<Export>>,
+    /// Made by the first `doorbell_cpu_*`. A lock of its own: a thread that waits on the queue must not keep others from asking about it.
+    cpu: Mutex<Option<CpuQp>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const GONE: Gone =
+    Gone::new("the queue pair was destroyed, or lost when an earlier call failed; create another");
+
+/// Does the same to a queue pair of either state.
+macro_rules! either {
+    ($held:expr, $qp:ident => $do:expr) => {
+        match &*$held {
+            Held::Reset($qp) => Ok($do),
+            Held::Ready($qp) => Ok($do),
+            Held::Gone => Err(Failure::from(GONE)),
+        }
+    };
+}
+
+pub(crate) fn queue(qp: *mut CQp) -> Result<Arc<Queue>> {
+    QPS.get(qp)
+}
+
+impl Queue {
+    /// Runs `f` with the queue as the CPU posts to it.
+    pub(crate) fn with_cpu<R>(&self, f: impl FnOnce(&mut CpuQp) -> Result<R>) -> Result<R> {
+        let mut cpu = lock(&self.cpu);
+        if cpu.is_none() {
+            if lock(&self.export).is_some() {
+                return Err(Failure::new(
+                    Status::State,
+                    "the queue pair is exported to kernels: use another one from the CPU",
+                ));
+            }
+            let held = lock(&self.held);
+            *cpu = Some(either!(held, qp => CpuQp::new(qp))??);
+        }
+        match &mut *cpu {
+            Some(cpu) => f(cpu),
+            None => Err(GONE.into()),
+        }
+    }
+
+    fn number(&self) -> Result<u32> {
+        either!(lock(&self.held), qp => qp.qpn())
+    }
+
+    /// The bytes that a peer needs to connect to it over shared memory.
+    pub(crate) fn describe(&self, regions: &[RemoteMr]) -> Result<Vec<u8>> {
+        either!(lock(&self.held), qp => qp.endpoint(LinkKind::Shm, regions).to_bytes())
+    }
+
+    pub(crate) fn connect(&self, to: &Destination) -> Result<()> {
+        let mut held = lock(&self.held);
+        *held = match std::mem::replace(&mut *held, Held::Gone) {
+            Held::Reset(qp) => Held::Ready(qp.connect(to)?),
+            other => {
+                *held = other;
+                return Err(Failure::new(
+                    Status::State,
+                    "the queue pair is connected already: reset it first",
+                ));
+            }
+        };
+        Ok(())
+    }
+}
+
+/// See `doorbell.h`.
+///
+/// # Safety
+/// `attr` is null or a structure whose `size` bytes are readable; `out` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_qp_create(
+    pd: *mut CPd,
+    attr: *const doorbell_qp_attr,
+    out: *mut *mut CQp,
+) -> i32 {
+    guard("doorbell_qp_create", || {
+        wanted("out", out)?;
+        let mut builder = DOMAINS.get(pd)?.qp();
+        if !attr.is_null() {
+            // SAFETY: this function's promise.
+            let attr = unsafe { read(attr) }?;
+            if attr.depth != 0 {
+                builder = builder.depth(attr.depth);
+            }
+            builder = match attr.handler {
+                DOORBELL_HANDLER_DEFAULT => builder,
+                DOORBELL_HANDLER_PRODUCER => builder.handler(Handler::Producer),
+                DOORBELL_HANDLER_RECORD => builder.handler(Handler::Record),
+                DOORBELL_HANDLER_DOORBELL => builder.handler(Handler::Only),
+                other => {
+                    return Err(Failure::invalid(
+                        "attr.handler",
+                        other,
+                        "use one of DOORBELL_HANDLER_*",
+                    ));
+                }
+            };
+            builder = match attr.cq {
+                DOORBELL_CQ_DEFAULT => builder,
+                DOORBELL_CQ_PER_SLOT => builder.cq(CqKind::PerSlot),
+                DOORBELL_CQ_COLLAPSED => builder.cq(CqKind::Collapsed),
+                other => {
+                    return Err(Failure::invalid(
+                        "attr.cq",
+                        other,
+                        "use one of DOORBELL_CQ_*",
+                    ));
+                }
+            };
+            if attr.companion != 0 {
+                builder = builder.companion(attr.companion);
+            }
+        }
+        let queue = Queue {
+            held: Mutex::new(Held::Reset(builder.build()?)),
+            export: Mutex::new(None),
+            cpu: Mutex::new(None),
+        };
+        // SAFETY: this function's promise.
+        unsafe { store(out, QPS.insert(Arc::new(queue))) };
+        Ok(())
+    })
+}
+
+/// See `doorbell.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_qp_connect_local(qp: *mut CQp, peer: *mut CQp) -> i32 {
+    guard("doorbell_qp_connect_local", || {
+        let to = Destination::Loopback {
+            qpn: queue(peer)?.number()?,
+        };
+        queue(qp)?.connect(&to)
+    })
+}
+
+/// See `doorbell.h`.
+///
+/// # Safety
+/// `out` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_qp_export(qp: *mut CQp, out: *mut doorbell_qp_t) -> i32 {
+    guard("doorbell_qp_export", || {
+        wanted("out", out)?;
+        let queue = queue(qp)?;
+        if lock(&queue.cpu).is_some() {
+            return Err(Failure::new(
+                Status::State,
+                "the CPU posts to this queue pair: export another one to kernels",
+            ));
+        }
+        let mut export = lock(&queue.export);
+        if export.is_none() {
+            *export = Some(either!(lock(&queue.held), qp => qp.export())??);
+        }
+        let Some(export) = &*export else {
+            return Err(GONE.into());
+        };
+        let handle = export.handle();
+        // SAFETY: this function's promise.
+        unsafe {
+            store(
+                out,
+                doorbell_qp_t {
+                    qp: handle.qp.addr(),
+                    ext: handle.ext.addr(),
+                },
+            )
+        };
+        Ok(())
+    })
+}
+
+/// See `doorbell.h`.
+///
+/// # Safety
+/// `info` is null or a structure whose `size` bytes are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_qp_query(qp: *mut CQp, info: *mut doorbell_qp_info) -> i32 {
+    guard("doorbell_qp_query", || {
+        let queue = queue(qp)?;
+        let (number, state, depth, handler, counters) = either!(lock(&queue.held), qp => (qp.qpn(), qp.state(), qp.depth(), qp.handler(), qp.counters()))?;
+        let answer = doorbell_qp_info {
+            size: 0,
+            number,
+            state: match state {
+                QpState::Reset => DOORBELL_QP_RESET,
+                QpState::Ready => DOORBELL_QP_READY,
+                QpState::Error => DOORBELL_QP_ERROR,
+                QpState::Destroyed => DOORBELL_QP_DESTROYED,
+            },
+            depth,
+            handler: handler.nic_handler() as u32,
+            doorbells: counters.doorbells,
+            slots_rung: counters.slots_rung,
+            wqes: counters.wqes,
+            bytes: counters.bytes,
+            flushed: counters.flushed,
+        };
+        // SAFETY: this function's promise.
+        unsafe { write(info, answer) }
+    })
+}
+
+/// See `doorbell.h`.
+///
+/// # Safety
+/// `info` is null or a structure whose `size` bytes are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_qp_error(qp: *mut CQp, info: *mut doorbell_qp_error_info) -> i32 {
+    guard("doorbell_qp_error", || {
+        let queue = queue(qp)?;
+        let mut answer = doorbell_qp_error_info {
+            size: 0,
+            kind: DOORBELL_ERROR_NONE,
+            syndrome: 0,
+            vendor: 0,
+            wqe_index: 0,
+            text: [0; 400],
+        };
+        if let Some(fault) = either!(lock(&queue.held), qp => qp.error())? {
+            answer = doorbell_qp_error_info {
+                size: 0,
+                kind: match fault.kind() {
+                    ErrorKind::None => DOORBELL_ERROR_NONE,
+                    ErrorKind::Completion => DOORBELL_ERROR_COMPLETION,
+                    ErrorKind::Closed => DOORBELL_ERROR_CLOSED,
+                    ErrorKind::EngineDown => DOORBELL_ERROR_ENGINE_DOWN,
+                },
+                syndrome: fault.syndrome().0.into(),
+                vendor: fault.vendor().0.into(),
+                wqe_index: fault.wqe_index().into(),
+                text: text(&fault.to_string()),
+            };
+        }
+        // SAFETY: this function's promise.
+        unsafe { write(info, answer) }
+    })
+}
+
+/// See `doorbell.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_qp_reset(qp: *mut CQp, timeout_ns: u64) -> i32 {
+    guard("doorbell_qp_reset", || {
+        let queue = queue(qp)?;
+        // Between two calls of the CPU, so that none of them posts into a queue that is being emptied.
+        let _between = lock(&queue.cpu);
+        let mut held = lock(&queue.held);
+        *held = match std::mem::replace(&mut *held, Held::Gone) {
+            Held::Ready(qp) => Held::Reset(qp.reset(timeout(timeout_ns))?),
+            Held::Reset(qp) => Held::Reset(qp),
+            Held::Gone => return Err(GONE.into()),
+        };
+        Ok(())
+    })
+}
+
+/// See `doorbell.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn doorbell_qp_destroy(qp: *mut CQp, timeout_ns: u64) -> i32 {
+    guard("doorbell_qp_destroy", || {
+        let queue = QPS.remove(qp)?;
+        // Taken out first: who waits on the queue gets the error that destroying writes, and then lets go of `cpu`.
+        let held = std::mem::replace(&mut *lock(&queue.held), Held::Gone);
+        let outcome = match held {
+            Held::Reset(qp) => qp.destroy(timeout(timeout_ns)),
+            Held::Ready(qp) => qp.destroy(timeout(timeout_ns)),
+            Held::Gone => return Err(GONE.into()),
+        };
+        *lock(&queue.export) = None;
+        *lock(&queue.cpu) = None;
+        Ok(outcome?)
+    })
+}

@@ -1,0 +1,397 @@
+//! The C functions, called as C calls them: what works, and what every wrong use gives instead of undefined behaviour.
+
+use std::ffi::{CStr, CString};
+use std::mem::size_of;
+use std::ptr::{null, null_mut};
+
+use doorbell_c::Status;
+use doorbell_c::cpu::{doorbell_cpu_put, doorbell_cpu_wait};
+use doorbell_c::device::{
+    CDevice, doorbell_device_close, doorbell_device_next_error, doorbell_device_open,
+    doorbell_device_query,
+};
+use doorbell_c::memory::{
+    CMem, CMr, CPd, doorbell_mem_alloc, doorbell_mem_free, doorbell_mem_import, doorbell_mem_read,
+    doorbell_mem_write, doorbell_mr_deregister, doorbell_mr_query, doorbell_mr_register,
+    doorbell_pd_alloc,
+};
+use doorbell_c::qp::{
+    CQp, doorbell_qp_connect_local, doorbell_qp_create, doorbell_qp_destroy, doorbell_qp_error,
+    doorbell_qp_export, doorbell_qp_query, doorbell_qp_reset,
+};
+use doorbell_c::types::*;
+
+const SECOND: u64 = 1_000_000_000;
+const OK: i32 = Status::Ok as i32;
+
+/// Every structure of the header may be all zero but for its size.
+///
+/// # Safety
+/// `T` is one of the header's structures.
+unsafe fn sized<T>() -> T {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    // SAFETY: they begin with their size, and zero is a value of every field.
+    unsafe {
+        value.as_mut_ptr().cast::<usize>().write(size_of::<T>());
+        value.assume_init()
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: a terminated string that lives until this thread's next failure.
+    unsafe { CStr::from_ptr(doorbell_c::doorbell_last_error()) }
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn host_device() -> *mut CDevice {
+    let host = CString::new("host").expect("no zero in it");
+    let mut device = null_mut();
+    // SAFETY: pointers to locals.
+    let status = unsafe {
+        let attr = doorbell_device_attr {
+            gpu: host.as_ptr(),
+            hca_cores: 1,
+            ..sized()
+        };
+        doorbell_device_open(&raw const attr, &raw mut device)
+    };
+    assert_eq!(status, OK, "{}", last_error());
+    device
+}
+
+struct Rig {
+    device: *mut CDevice,
+    pd: *mut CPd,
+    mem: *mut CMem,
+    mr: *mut CMr,
+    region: doorbell_mr_info,
+}
+
+fn rig() -> Rig {
+    let device = host_device();
+    let (mut pd, mut mem, mut mr) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: pointers to locals.
+    unsafe {
+        let mut region: doorbell_mr_info = sized();
+        assert_eq!(doorbell_pd_alloc(device, &raw mut pd), OK);
+        assert_eq!(
+            doorbell_mem_alloc(device, DOORBELL_MEM_HOST, 4096, &raw mut mem),
+            OK
+        );
+        assert_eq!(
+            doorbell_mr_register(
+                pd,
+                mem,
+                DOORBELL_ACCESS_ALL,
+                DOORBELL_ZERO_BASED,
+                &raw mut mr
+            ),
+            OK
+        );
+        assert_eq!(doorbell_mr_query(mr, &raw mut region), OK);
+        assert_eq!(
+            (region.address, region.length, region.access),
+            (0, 4096, DOORBELL_ACCESS_ALL)
+        );
+        Rig {
+            device,
+            pd,
+            mem,
+            mr,
+            region,
+        }
+    }
+}
+
+fn qp(rig: &Rig, attr: impl FnOnce(&mut doorbell_qp_attr)) -> (i32, *mut CQp) {
+    let mut qp = null_mut();
+    // SAFETY: pointers to locals.
+    unsafe {
+        let mut given: doorbell_qp_attr = sized();
+        attr(&mut given);
+        (
+            doorbell_qp_create(rig.pd, &raw const given, &raw mut qp),
+            qp,
+        )
+    }
+}
+
+fn ready(rig: &Rig) -> *mut CQp {
+    let (status, qp) = qp(rig, |attr| attr.depth = 64);
+    assert_eq!(status, OK, "{}", last_error());
+    assert_eq!(doorbell_qp_connect_local(qp, qp), OK, "{}", last_error());
+    qp
+}
+
+#[test]
+fn a_put_moves_bytes_and_everything_ends_in_any_order() {
+    let rig = rig();
+    let qp = ready(&rig);
+    // Parents first: children keep what they need.
+    assert_eq!(doorbell_device_close(rig.device), OK);
+    let (sent, mut got, mut ticket) = ([7u8; 100], [0u8; 100], 0u64);
+    // SAFETY: pointers to locals of the lengths given.
+    unsafe {
+        assert_eq!(
+            doorbell_mem_write(rig.mem, 0, sent.as_ptr().cast(), 100),
+            OK
+        );
+        let key = rig.region.key;
+        assert_eq!(
+            doorbell_cpu_put(qp, 1000, key, 0, key, 100, SECOND, &raw mut ticket),
+            OK,
+            "{}",
+            last_error()
+        );
+        assert_eq!(
+            doorbell_cpu_wait(qp, ticket, 10 * SECOND),
+            OK,
+            "{}",
+            last_error()
+        );
+        assert_eq!(
+            doorbell_mem_read(rig.mem, 1000, got.as_mut_ptr().cast(), 100),
+            OK
+        );
+        assert_eq!(sent, got);
+        let mut info: doorbell_qp_info = sized();
+        assert_eq!(doorbell_qp_query(qp, &raw mut info), OK);
+        assert_eq!(
+            (info.state, info.depth, info.wqes, info.bytes),
+            (DOORBELL_QP_READY, 64, 1, 100)
+        );
+    }
+    assert_eq!(doorbell_mem_free(rig.mem), OK);
+    assert_eq!(
+        doorbell_mr_deregister(rig.mr, 10 * SECOND),
+        OK,
+        "{}",
+        last_error()
+    );
+    assert_eq!(doorbell_qp_destroy(qp, 10 * SECOND), OK, "{}", last_error());
+}
+
+#[test]
+fn an_error_is_told_kept_and_cleared_by_reset() {
+    let rig = rig();
+    let qp = ready(&rig);
+    let key = rig.region.key;
+    let mut ticket = 0;
+    // SAFETY: pointers to locals.
+    unsafe {
+        // One byte past the end.
+        assert_eq!(
+            doorbell_cpu_put(qp, 4095, key, 0, key, 2, SECOND, &raw mut ticket),
+            OK
+        );
+        assert_eq!(
+            doorbell_cpu_wait(qp, ticket, 10 * SECOND),
+            Status::Completion as i32
+        );
+        let mut error: doorbell_qp_error_info = sized();
+        assert_eq!(doorbell_qp_error(qp, &raw mut error), OK);
+        assert_eq!(
+            (error.kind, error.wqe_index),
+            (DOORBELL_ERROR_COMPLETION, 0)
+        );
+        let words = CStr::from_ptr(error.text.as_ptr()).to_string_lossy();
+        assert!(words.contains("RKEY_RANGE"), "{words}");
+        // The device tells it too, once.
+        let mut text = [0; 16];
+        assert_eq!(
+            doorbell_device_next_error(rig.device, text.as_mut_ptr(), text.len(), 10 * SECOND),
+            OK
+        );
+        assert!(
+            CStr::from_ptr(text.as_ptr()).to_bytes().len() == 15,
+            "cut to fit"
+        );
+        assert_eq!(
+            doorbell_device_next_error(rig.device, null_mut(), 0, 0),
+            Status::TimedOut as i32
+        );
+        // Refused until it is reset, and then as new.
+        assert_eq!(
+            doorbell_cpu_put(qp, 0, key, 0, key, 2, SECOND, &raw mut ticket),
+            Status::Completion as i32
+        );
+        assert_eq!(doorbell_qp_reset(qp, 10 * SECOND), OK, "{}", last_error());
+        assert_eq!(doorbell_qp_error(qp, &raw mut error), OK);
+        assert_eq!(error.kind, DOORBELL_ERROR_NONE);
+        assert_eq!(doorbell_qp_connect_local(qp, qp), OK);
+        assert_eq!(
+            doorbell_cpu_put(qp, 100, key, 0, key, 2, SECOND, &raw mut ticket),
+            OK,
+            "{}",
+            last_error()
+        );
+        assert_eq!(
+            doorbell_cpu_wait(qp, ticket, 10 * SECOND),
+            OK,
+            "{}",
+            last_error()
+        );
+    }
+}
+
+#[test]
+fn a_queue_pair_has_one_kind_of_poster() {
+    let rig = rig();
+    let mut handle: doorbell_qp_t = doorbell_qp_t { qp: 0, ext: 0 };
+    let exported = ready(&rig);
+    // SAFETY: pointers to locals.
+    unsafe {
+        assert_eq!(doorbell_qp_export(exported, &raw mut handle), OK);
+        let first = (handle.qp, handle.ext);
+        assert!(first.0 != 0 && first.1 != 0);
+        assert_eq!(doorbell_qp_export(exported, &raw mut handle), OK);
+        assert_eq!((handle.qp, handle.ext), first, "the same at each call");
+        assert_eq!(
+            doorbell_cpu_put(exported, 0, 0, 0, 0, 1, 0, null_mut()),
+            Status::State as i32
+        );
+
+        let driven = ready(&rig);
+        let key = rig.region.key;
+        assert_eq!(
+            doorbell_cpu_put(driven, 8, key, 0, key, 1, SECOND, null_mut()),
+            OK
+        );
+        assert_eq!(
+            doorbell_qp_export(driven, &raw mut handle),
+            Status::State as i32
+        );
+        assert!(last_error().contains("export another"), "{}", last_error());
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_by_name() {
+    let rig = rig();
+    let gpu = CString::new("tpu").expect("no zero in it");
+    // SAFETY: pointers to locals, null, or handles.
+    unsafe {
+        let mut device = null_mut();
+        let attr = doorbell_device_attr {
+            gpu: gpu.as_ptr(),
+            ..sized()
+        };
+        assert_eq!(
+            doorbell_device_open(&raw const attr, &raw mut device),
+            Status::Invalid as i32
+        );
+        assert!(last_error().contains("tpu"), "{}", last_error());
+        let attr = doorbell_device_attr {
+            flags: 6,
+            ..sized()
+        };
+        assert_eq!(
+            doorbell_device_open(&raw const attr, &raw mut device),
+            Status::Invalid as i32
+        );
+        let attr = doorbell_device_attr {
+            flags: DOORBELL_DEVICE_CALLER_DRIVEN,
+            hca_cores: 2,
+            ..sized()
+        };
+        assert_eq!(
+            doorbell_device_open(&raw const attr, &raw mut device),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_device_open(null(), null_mut()),
+            Status::Invalid as i32
+        );
+        assert!(device.is_null());
+
+        let mut info: doorbell_device_info = sized();
+        info.size = 3;
+        assert_eq!(
+            doorbell_device_query(rig.device, &raw mut info),
+            Status::Version as i32
+        );
+        assert_eq!(
+            doorbell_device_query(rig.device, null_mut()),
+            Status::Invalid as i32
+        );
+
+        let mut mem = null_mut();
+        assert_eq!(
+            doorbell_mem_alloc(rig.device, 9, 64, &raw mut mem),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_mem_alloc(rig.device, DOORBELL_MEM_HOST, 0, &raw mut mem),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_mem_import(rig.device, 0, 64, 0, &raw mut mem),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_mem_import(rig.device, 4096, 64, 1, &raw mut mem),
+            Status::Unsupported as i32
+        );
+        assert_eq!(
+            doorbell_mem_read(rig.mem, 4000, (&raw mut info).cast(), 97),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_mem_write(rig.mem, 0, null(), 1),
+            Status::Invalid as i32
+        );
+
+        let mut mr = null_mut();
+        assert_eq!(
+            doorbell_mr_register(rig.pd, rig.mem, 16, 0, &raw mut mr),
+            Status::Invalid as i32
+        );
+        assert_eq!(
+            doorbell_mr_register(rig.pd, rig.mem, 1, 2, &raw mut mr),
+            Status::Invalid as i32
+        );
+        assert!(mr.is_null());
+    }
+    for wrong in [
+        (|a| a.depth = 3) as fn(&mut doorbell_qp_attr),
+        |a| a.depth = 65536,
+        |a| a.handler = 3,
+        |a| a.cq = 3,
+        |a| a.companion = 5,
+    ] {
+        let (status, qp) = qp(&rig, wrong);
+        assert_eq!(status, Status::Invalid as i32, "{}", last_error());
+        assert!(qp.is_null());
+    }
+}
+
+#[test]
+fn handles_are_checked() {
+    let rig = rig();
+    let qp = ready(&rig);
+    let handle = Status::Handle as i32;
+    assert_eq!(doorbell_qp_connect_local(null_mut(), qp), handle);
+    assert_eq!(
+        doorbell_qp_connect_local(rig.mem.cast(), qp),
+        handle,
+        "of another kind"
+    );
+    assert_eq!(
+        doorbell_qp_connect_local(qp, qp),
+        Status::State as i32,
+        "connected already"
+    );
+    assert_eq!(doorbell_qp_destroy(qp, 10 * SECOND), OK, "{}", last_error());
+    assert_eq!(doorbell_qp_destroy(qp, SECOND), handle);
+    assert_eq!(doorbell_qp_reset(qp, SECOND), handle);
+    assert!(last_error().contains("destroyed"), "{}", last_error());
+    let mut word = 0u64;
+    assert_eq!(
+        doorbell_mem_free((&raw mut word).cast()),
+        handle,
+        "a stray pointer"
+    );
+    assert_eq!(doorbell_mem_free(rig.mem), OK);
+    assert_eq!(doorbell_mem_free(rig.mem), handle);
+}
