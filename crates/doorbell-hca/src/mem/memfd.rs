@@ -32,7 +32,8 @@ impl TableMemory {
     pub fn new(log_slots: u32) -> io::Result<Self> {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
         use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let bytes = table_bytes(log_slots).next_multiple_of(rustix::param::page_size());
+        // A multiple of every page size in use (4, 16 and 64 KiB); unused pages cost nothing.
+        let bytes = table_bytes(log_slots).next_multiple_of(1 << 16);
         let fd = memfd_create(
             "doorbell-keys",
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
