@@ -1,0 +1,459 @@
+//! Settings: what they are, where each value came from, and why.
+//!
+//! An argument wins over a `DOORBELL_*` variable, which wins over the default. [`Config`] holds the arguments,
+//! [`Config::resolve`] adds the rest, and [`Settings::explain`] lists the outcome for `doorbell info`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use doorbell_gpu::GpuSelect;
+
+use crate::Error;
+use crate::qp::Handler;
+
+/// Who runs the software HCA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HcaCores {
+    /// This many engine threads; queue pairs are spread over them.
+    Threads(u32),
+    /// Nobody of its own: whoever waits (a kernel thread of the host GPU, [`crate::Launch::wait`],
+    /// [`crate::Device::poll`]) runs the engine. For machines with few cores.
+    Caller,
+}
+
+impl FromStr for HcaCores {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "caller" => Ok(Self::Caller),
+            _ => match text.parse() {
+                Ok(n @ 1..=64) => Ok(Self::Threads(n)),
+                _ => Err("give a number of threads from 1 to 64, or `caller`".to_owned()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for HcaCores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Threads(n) => write!(f, "{n}"),
+            Self::Caller => f.write_str("caller"),
+        }
+    }
+}
+
+/// What the engine does for foreign device code (which cannot be told of errors) when a QP fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// Error CQEs, and nothing else: loops that ignore errors spin until they are aborted.
+    #[default]
+    Report,
+    /// Raise the host error first, then let the kernel drain. What it drains is not data.
+    Release,
+}
+
+impl FromStr for OnError {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "report" => Ok(Self::Report),
+            "release" => Ok(Self::Release),
+            _ => Err("give `report` or `release`".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for OnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Report => "report",
+            Self::Release => "release",
+        })
+    }
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The program said so.
+    Argument,
+    /// The environment variable said so.
+    Variable,
+    /// Nobody said anything.
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Argument => "argument",
+            Self::Variable => "environment",
+            Self::Default => "default",
+        })
+    }
+}
+
+/// One line of [`Settings::explain`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Short name.
+    pub name: &'static str,
+    /// The environment variable.
+    pub variable: &'static str,
+    /// The value in force, as it would be written.
+    pub value: String,
+    /// Where it came from.
+    pub source: Source,
+    /// What it decides, and why this value if nobody chose it.
+    pub why: String,
+}
+
+/// What the program asks for; `None` leaves the setting to the environment and then to the default.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Which GPU runs kernels (`DOORBELL_GPU`: `auto`, `host`, `cuda`, `cuda:N`).
+    pub gpu: Option<GpuSelect>,
+    /// Who runs the software HCA (`DOORBELL_HCA_CORES`: a number, or `caller`).
+    pub hca_cores: Option<HcaCores>,
+    /// How a QP is rung unless its builder says otherwise (`DOORBELL_HANDLER`: `record`, `only`, `producer`).
+    pub handler: Option<Handler>,
+    /// Slots of a send queue unless its builder says otherwise (`DOORBELL_DEPTH`): a power of two, 1 to 32768.
+    pub depth: Option<u32>,
+    /// How long destroying something waits for it to fall quiet before it is leaked (`DOORBELL_QUIESCE_MS`).
+    pub quiesce: Option<Duration>,
+    /// Run host kernels as emulated 32-lane warps, slowly (`DOORBELL_HOST_WARP`: `1` or `32`).
+    pub emulate_warp: Option<bool>,
+    /// What happens to foreign kernels on a failed QP (`DOORBELL_ON_ERROR`: `report` or `release`).
+    pub on_error: Option<OnError>,
+}
+
+/// The settings in force.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Which GPU was asked for.
+    pub gpu: GpuSelect,
+    /// Who runs the software HCA.
+    pub hca_cores: HcaCores,
+    /// How QPs are rung by default.
+    pub handler: Handler,
+    /// Slots of a send queue by default.
+    pub depth: u32,
+    /// Deadline of destruction.
+    pub quiesce: Duration,
+    /// Whether host kernels run as emulated warps.
+    pub emulate_warp: bool,
+    /// What happens to foreign kernels on a failed QP.
+    pub on_error: OnError,
+    explained: Vec<Setting>,
+}
+
+impl Settings {
+    /// Every setting with its value, where that came from, and why.
+    pub fn explain(&self) -> &[Setting] {
+        &self.explained
+    }
+}
+
+/// Parses what a variable says, or explains what it may say.
+fn depth(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(n) if n.is_power_of_two() && n <= doorbell_device::layout::MAX_DEPTH => Ok(n),
+        _ => Err("give a power of two from 1 to 32768".to_owned()),
+    }
+}
+
+fn millis(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
+        Ok(n @ 1..=3_600_000) => Ok(Duration::from_millis(n)),
+        _ => Err("give milliseconds, from 1 to 3600000".to_owned()),
+    }
+}
+
+fn warp(text: &str) -> Result<bool, String> {
+    match text {
+        "1" => Ok(false),
+        "32" => Ok(true),
+        _ => Err("give 1 (fast) or 32 (emulated warps)".to_owned()),
+    }
+}
+
+struct Resolver<'a> {
+    lookup: &'a dyn Fn(&str) -> Option<String>,
+    lines: Vec<Setting>,
+}
+
+impl Resolver<'_> {
+    /// `print` writes the value the way `parse` reads it.
+    fn pick<T: Copy>(
+        &mut self,
+        (name, variable, why): (&'static str, &'static str, &str),
+        argument: Option<T>,
+        default: (T, &str),
+        parse: impl Fn(&str) -> Result<T, String>,
+        print: impl Fn(T) -> String,
+    ) -> Result<T, Error> {
+        let found = (self.lookup)(variable).filter(|v| !v.is_empty());
+        let (value, source, because) = match (argument, found) {
+            (Some(value), _) => {
+                // Arguments obey the same rules as variables: what parses back is what is allowed.
+                parse(&print(value)).map_err(|remedy| Error::Setting {
+                    name,
+                    value: print(value),
+                    origin: Source::Argument,
+                    remedy,
+                })?;
+                (value, Source::Argument, "")
+            }
+            (None, Some(text)) => match parse(&text) {
+                Ok(value) => (value, Source::Variable, ""),
+                Err(remedy) => {
+                    return Err(Error::Setting {
+                        name: variable,
+                        value: text,
+                        origin: Source::Variable,
+                        remedy,
+                    });
+                }
+            },
+            (None, None) => (default.0, Source::Default, default.1),
+        };
+        let why = if because.is_empty() {
+            why.to_owned()
+        } else {
+            format!("{why}; {because}")
+        };
+        self.lines.push(Setting {
+            name,
+            variable,
+            value: print(value),
+            source,
+            why,
+        });
+        Ok(value)
+    }
+}
+
+impl Config {
+    /// Adds the environment and the defaults. An unusable variable is an error, never ignored.
+    pub fn resolve(&self) -> Result<Settings, Error> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        self.resolve_with(cores, &|name| std::env::var(name).ok())
+    }
+
+    fn resolve_with(
+        &self,
+        cores: usize,
+        lookup: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Settings, Error> {
+        let mut r = Resolver {
+            lookup,
+            lines: Vec::new(),
+        };
+        let gpu = r.pick(
+            ("gpu", "DOORBELL_GPU", "which GPU runs kernels"),
+            self.gpu,
+            (
+                GpuSelect::Auto,
+                "a CUDA GPU if there is one, else threads of this process",
+            ),
+            |s| GpuSelect::from_str(s).map_err(|_| "give auto, host, cuda or cuda:N".to_owned()),
+            |v| v.to_string(),
+        )?;
+        // With one core an engine thread and a waiting kernel would take turns by the scheduler's clock.
+        let (cores_default, cores_why) = if cores == 1 {
+            (
+                HcaCores::Caller,
+                "this process may use one CPU core, so whoever waits runs the engine",
+            )
+        } else {
+            (
+                HcaCores::Threads(1),
+                "one engine thread carries tens of millions of requests a second",
+            )
+        };
+        let hca_cores = r.pick(
+            (
+                "hca-cores",
+                "DOORBELL_HCA_CORES",
+                "who runs the software HCA",
+            ),
+            self.hca_cores,
+            (cores_default, cores_why),
+            HcaCores::from_str,
+            |v| v.to_string(),
+        )?;
+        let handler = r.pick(
+            ("handler", "DOORBELL_HANDLER", "how queue pairs are rung"),
+            self.handler,
+            (
+                Handler::Record,
+                "doorbell with record recovers from any lost ring",
+            ),
+            Handler::from_str,
+            |v| v.to_string(),
+        )?;
+        let depth = r.pick(
+            ("depth", "DOORBELL_DEPTH", "64-byte slots of a send queue"),
+            self.depth,
+            (1024, "deep enough to hide a round trip over PCIe"),
+            depth,
+            |v| v.to_string(),
+        )?;
+        let quiesce = r.pick(
+            (
+                "quiesce",
+                "DOORBELL_QUIESCE_MS",
+                "milliseconds that destroying waits before it leaks",
+            ),
+            self.quiesce,
+            (
+                Duration::from_secs(2),
+                "longer than any batch in flight, short enough to exit",
+            ),
+            millis,
+            |v| v.as_millis().to_string(),
+        )?;
+        let emulate_warp = r.pick(
+            (
+                "host-warp",
+                "DOORBELL_HOST_WARP",
+                "lanes of a warp on the host GPU",
+            ),
+            self.emulate_warp,
+            (false, "emulated warps are for tests"),
+            warp,
+            |v| if v { "32" } else { "1" }.to_owned(),
+        )?;
+        let on_error = r.pick(
+            (
+                "on-error",
+                "DOORBELL_ON_ERROR",
+                "what foreign kernels meet on a failed queue pair",
+            ),
+            self.on_error,
+            (OnError::Report, "a kernel must not take a failure for data"),
+            OnError::from_str,
+            |v| v.to_string(),
+        )?;
+        Ok(Settings {
+            gpu,
+            hca_cores,
+            handler,
+            depth,
+            quiesce,
+            emulate_warp,
+            on_error,
+            explained: r.lines,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(config: &Config, vars: &[(&str, &str)]) -> Result<Settings, Error> {
+        let vars: Vec<(String, String)> = vars
+            .iter()
+            .map(|(k, v)| (k.to_string(), v.to_string()))
+            .collect();
+        config.resolve_with(2, &move |name| {
+            vars.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
+        })
+    }
+
+    fn line<'a>(s: &'a Settings, name: &str) -> &'a Setting {
+        s.explain().iter().find(|l| l.name == name).unwrap()
+    }
+
+    #[test]
+    fn argument_beats_variable_beats_default() {
+        let s = with(&Config::default(), &[]).unwrap();
+        assert_eq!(
+            (s.hca_cores, line(&s, "hca-cores").source),
+            (HcaCores::Threads(1), Source::Default)
+        );
+        let vars = [
+            ("DOORBELL_HCA_CORES", "caller"),
+            ("DOORBELL_GPU", "cuda:3"),
+            ("DOORBELL_DEPTH", ""),
+        ];
+        let s = with(&Config::default(), &vars).unwrap();
+        assert_eq!(
+            (s.hca_cores, line(&s, "hca-cores").source),
+            (HcaCores::Caller, Source::Variable)
+        );
+        assert_eq!((s.gpu, s.depth), (GpuSelect::Cuda(Some(3)), 1024));
+        let c = Config {
+            hca_cores: Some(HcaCores::Threads(4)),
+            ..Config::default()
+        };
+        let s = with(&c, &vars).unwrap();
+        assert_eq!(
+            (s.hca_cores, line(&s, "hca-cores").source),
+            (HcaCores::Threads(4), Source::Argument)
+        );
+    }
+
+    #[test]
+    fn what_is_printed_parses_back_to_the_same_settings() {
+        let c = Config {
+            gpu: Some(GpuSelect::Host),
+            hca_cores: Some(HcaCores::Caller),
+            handler: Some(Handler::Producer),
+            depth: Some(64),
+            quiesce: Some(Duration::from_millis(7)),
+            emulate_warp: Some(true),
+            on_error: Some(OnError::Release),
+        };
+        let a = with(&c, &[]).unwrap();
+        let printed: Vec<(&str, &str)> = a
+            .explain()
+            .iter()
+            .map(|l| (l.variable, l.value.as_str()))
+            .collect();
+        let b = with(&Config::default(), &printed).unwrap();
+        assert_eq!(a.explain().len(), b.explain().len());
+        for (x, y) in a.explain().iter().zip(b.explain()) {
+            assert_eq!((x.name, &x.value), (y.name, &y.value));
+            assert_eq!((x.source, y.source), (Source::Argument, Source::Variable));
+        }
+    }
+
+    #[test]
+    fn bad_values_are_refused_with_the_name_and_the_remedy() {
+        for (name, value) in [
+            ("DOORBELL_GPU", "tpu"),
+            ("DOORBELL_HCA_CORES", "0"),
+            ("DOORBELL_HANDLER", "17"),
+            ("DOORBELL_DEPTH", "100"),
+            ("DOORBELL_QUIESCE_MS", "0"),
+            ("DOORBELL_HOST_WARP", "2"),
+            ("DOORBELL_ON_ERROR", "panic"),
+        ] {
+            let text = with(&Config::default(), &[(name, value)])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                text.contains(name) && text.contains(value) && text.contains("give"),
+                "{text}"
+            );
+        }
+        let c = Config {
+            depth: Some(100),
+            ..Config::default()
+        };
+        assert!(with(&c, &[]).unwrap_err().to_string().contains("argument"));
+    }
+
+    #[test]
+    fn a_single_core_is_driven_by_its_callers() {
+        let s = Config::default().resolve_with(1, &|_| None).unwrap();
+        assert_eq!(s.hca_cores, HcaCores::Caller);
+        assert!(line(&s, "hca-cores").why.contains("one CPU core"));
+    }
+}

@@ -1,0 +1,306 @@
+//! An opened device: a GPU, an HCA for it, and memory for queues.
+//!
+//! Everything made from a [`Device`] keeps what it needs alive, so handles may be dropped in any order; the HCA's threads
+//! end with the last of them.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use doorbell_gpu::{Gpu, GpuInfo, GpuSelect, Keep, Module};
+
+use crate::arena::Arena;
+use crate::config::{Config, HcaCores, OnError, Settings};
+use crate::memory::Memory;
+use crate::mr::Pd;
+use crate::provider::{Provider, soft::Soft};
+use crate::qp::Handler;
+use crate::{Error, Place, QpFault, Result};
+
+/// How long one look for an event lasts while a caller-driven engine has to be driven too.
+const DRIVE_SLICE: Duration = Duration::from_micros(200);
+
+/// An opened device; a cheap handle.
+#[derive(Clone)]
+pub struct Device {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    // Fields drop in order: the HCA goes before the memory that it reads.
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) soft: Option<Arc<Soft>>,
+    /// Rings, CQs and words: memory that GPU and HCA both reach.
+    pub(crate) queues: Arena,
+    /// Exported structures: memory on which the GPU's atomics work.
+    pub(crate) exports: Arena,
+    pub(crate) gpu: Gpu,
+    pub(crate) settings: Settings,
+}
+
+/// A device to be; see [`Device::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct DeviceBuilder {
+    config: Config,
+    module: Option<Module>,
+}
+
+impl DeviceBuilder {
+    /// Which GPU runs kernels.
+    #[must_use]
+    pub fn gpu(mut self, select: GpuSelect) -> Self {
+        self.config.gpu = Some(select);
+        self
+    }
+
+    /// Engine threads of the software HCA.
+    #[must_use]
+    pub fn hca_cores(mut self, threads: u32) -> Self {
+        self.config.hca_cores = Some(HcaCores::Threads(threads));
+        self
+    }
+
+    /// No engine threads: whoever waits runs the engine.
+    #[must_use]
+    pub fn caller_driven(mut self) -> Self {
+        self.config.hca_cores = Some(HcaCores::Caller);
+        self
+    }
+
+    /// How queue pairs are rung by default.
+    #[must_use]
+    pub fn handler(mut self, handler: Handler) -> Self {
+        self.config.handler = Some(handler);
+        self
+    }
+
+    /// How long destroying something waits before it leaks.
+    #[must_use]
+    pub fn quiesce(mut self, time: Duration) -> Self {
+        self.config.quiesce = Some(time);
+        self
+    }
+
+    /// Runs host kernels as emulated 32-lane warps.
+    #[must_use]
+    pub fn emulate_warp(mut self, yes: bool) -> Self {
+        self.config.emulate_warp = Some(yes);
+        self
+    }
+
+    /// What foreign kernels meet on a failed queue pair.
+    #[must_use]
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.config.on_error = Some(on_error);
+        self
+    }
+
+    /// All settings at once, for programs that have their own argument parser.
+    #[must_use]
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Kernels of your own instead of Doorbell's.
+    #[must_use]
+    pub fn module(mut self, module: Module) -> Self {
+        self.module = Some(module);
+        self
+    }
+
+    /// Opens it.
+    pub fn open(self) -> Result<Device> {
+        let settings = self.config.resolve()?;
+        let module = self.module.unwrap_or(Module {
+            ptx: doorbell_kernels::PTX,
+            host: doorbell_kernels::HOST,
+        });
+        let gpu = Gpu::open(&settings.gpu, module)?;
+        let soft = Arc::new(Soft::open(&gpu, &settings)?);
+        Ok(Device::assemble(
+            gpu,
+            Arc::clone(&soft) as Arc<dyn Provider>,
+            Some(soft),
+            settings,
+        ))
+    }
+}
+
+/// Something that happened by itself; see [`Device::next_error`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsyncError {
+    /// A queue pair failed.
+    Qp {
+        /// Its number.
+        qpn: u32,
+        /// Its first error.
+        fault: QpFault,
+    },
+    /// An engine core died; its queue pairs are in error.
+    EngineDown {
+        /// The core.
+        core: usize,
+        /// Why.
+        reason: String,
+    },
+    /// A peer process is gone; the queue pairs connected to it are in error.
+    PeerDown {
+        /// The peer, as [`crate::Peer::id`] names it.
+        peer: u64,
+        /// Why.
+        reason: String,
+    },
+    /// Something that this release has no name for.
+    Other {
+        /// What the provider says.
+        text: String,
+    },
+}
+
+impl fmt::Display for AsyncError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Qp { qpn, fault } => write!(f, "QP {qpn:#08x}: {fault}"),
+            Self::EngineDown { core, reason } => write!(f, "engine core {core} died: {reason}"),
+            Self::PeerDown { peer, reason } => write!(f, "peer {peer} is gone: {reason}"),
+            Self::Other { text } => f.write_str(text),
+        }
+    }
+}
+
+impl Device {
+    /// Opens the device that the environment names, or the best there is.
+    pub fn open() -> Result<Self> {
+        DeviceBuilder::default().open()
+    }
+
+    /// Begins a device.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
+    }
+
+    /// A device with a provider of your own.
+    pub fn with_provider(gpu: Gpu, provider: Arc<dyn Provider>, settings: Settings) -> Self {
+        Self::assemble(gpu, provider, None, settings)
+    }
+
+    fn assemble(
+        gpu: Gpu,
+        provider: Arc<dyn Provider>,
+        soft: Option<Arc<Soft>>,
+        settings: Settings,
+    ) -> Self {
+        let queues = Arena::new(&gpu, provider.queue_memory());
+        let exports = Arena::new(&gpu, doorbell_gpu::MemKind::Device);
+        Self {
+            inner: Arc::new(Inner {
+                provider,
+                soft,
+                queues,
+                exports,
+                gpu,
+                settings,
+            }),
+        }
+    }
+
+    /// The settings in force, with where each came from and why.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.inner.gpu
+    }
+
+    /// What is known about the GPU.
+    pub fn gpu_info(&self) -> &GpuInfo {
+        self.inner.gpu.info()
+    }
+
+    /// The provider.
+    pub fn provider(&self) -> &Arc<dyn Provider> {
+        &self.inner.provider
+    }
+
+    /// The software HCA, if that is the provider.
+    pub fn soft(&self) -> Option<&Soft> {
+        self.inner.soft.as_deref()
+    }
+
+    /// A new protection domain.
+    pub fn pd(&self) -> Result<Pd> {
+        Pd::new(&self.inner)
+    }
+
+    /// Zeroed memory.
+    pub fn alloc(&self, place: Place, len: usize) -> Result<Memory> {
+        Memory::alloc(&self.inner.gpu, place, len)
+    }
+
+    /// Host memory that somebody else made; it is pinned for the GPU.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes as long as `keep` lives, and no Rust reference to those bytes exists
+    /// meanwhile; whoever else accesses them does so by atomics or is ordered with the work requests that touch them.
+    pub unsafe fn import_host(&self, ptr: NonNull<u8>, len: usize, keep: Keep) -> Result<Memory> {
+        // SAFETY: passed on.
+        unsafe { Memory::import_host(&self.inner.gpu, ptr, len, keep) }
+    }
+
+    /// GPU memory that somebody else made (a PyTorch tensor, a `cudaMalloc`), of the context that this device uses.
+    /// On the host GPU, use [`Device::import_host`].
+    ///
+    /// # Safety
+    /// The GPU can read and write `len` bytes at `addr` until `keep` is dropped (with `None`: for ever).
+    pub unsafe fn import_gpu(&self, addr: u64, len: usize, keep: Option<Keep>) -> Result<Memory> {
+        if !self.inner.gpu.is_cuda() {
+            return Err(Error::Unsupported {
+                what: "importing GPU memory on the host GPU",
+                remedy: "use import_host",
+            });
+        }
+        // SAFETY: passed on.
+        Ok(unsafe { Memory::import_gpu(addr, len, keep) })
+    }
+
+    /// Whether whoever waits has to run the engine.
+    pub fn is_caller_driven(&self) -> bool {
+        self.inner.settings.hca_cores == HcaCores::Caller
+    }
+
+    /// Runs a caller-driven engine once on this thread; `true` if it did something. With engine threads it does nothing.
+    pub fn poll(&self) -> bool {
+        self.inner.provider.drive()
+    }
+
+    /// The next thing that went wrong with any queue pair, engine core or peer; `None` if nothing did within `timeout`.
+    /// A queue pair's first error is reported once.
+    pub fn next_error(&self, timeout: Duration) -> Option<AsyncError> {
+        if !self.is_caller_driven() {
+            return self.inner.provider.next_error(timeout);
+        }
+        let deadline = Instant::now() + timeout;
+        loop {
+            while self.poll() {}
+            let left = deadline.saturating_duration_since(Instant::now());
+            let found = self.inner.provider.next_error(left.min(DRIVE_SLICE));
+            if found.is_some() || left.is_zero() {
+                return found;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("gpu", &self.inner.gpu)
+            .field("provider", &self.inner.provider)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,278 @@
+//! The description of a QP and of memory that its peer needs: what two processes exchange to connect.
+//!
+//! An [`Endpoint`] is a small versioned blob. Send it over any byte channel (the session of [`crate::shm`], a
+//! [`crate::Bootstrap`], a message queue); it holds numbers only and gives no access by itself beyond what its keys do.
+//! Treat it as a secret among the peers: whoever knows a remote key and can reach the HCA may use it.
+
+use crate::mr::RemoteMr;
+
+/// First four bytes of an encoded endpoint.
+pub const ENDPOINT_MAGIC: [u8; 4] = *b"DBEP";
+/// Version of the encoding.
+pub const ENDPOINT_VERSION: u16 = 1;
+/// Most memory regions in one endpoint.
+pub const MAX_REGIONS: usize = 1024;
+
+const HEADER: usize = 24;
+const REGION: usize = 24;
+
+/// Which link reaches a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+#[non_exhaustive]
+pub enum LinkKind {
+    /// The same HCA of the same process.
+    Loopback = 1,
+    /// Shared memory of one host.
+    Shm = 2,
+}
+
+impl LinkKind {
+    fn parse(raw: u16) -> Option<Self> {
+        [Self::Loopback, Self::Shm]
+            .into_iter()
+            .find(|k| *k as u16 == raw)
+    }
+}
+
+/// How to reach one QP, and which memory its owner offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Over which link.
+    pub link: LinkKind,
+    /// QP number, 24 bits.
+    pub qpn: u32,
+    /// The HCA that the QP belongs to; random, so that a description that reached the wrong process is noticed.
+    pub hca: u64,
+    /// Memory that the peer may use.
+    pub regions: Vec<RemoteMr>,
+}
+
+/// Why an encoded endpoint was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndpointError {
+    /// It does not begin with the magic.
+    #[error(
+        "endpoint begins with {found:02x?}, not {ENDPOINT_MAGIC:02x?}: is this channel the right one?"
+    )]
+    Magic {
+        /// The first bytes found.
+        found: Vec<u8>,
+    },
+    /// Another version.
+    #[error(
+        "endpoint version {found}, this release speaks version {ENDPOINT_VERSION}; run the same release everywhere"
+    )]
+    Version {
+        /// The version found.
+        found: u16,
+    },
+    /// A length, number or link that cannot be.
+    #[error(
+        "endpoint field {field} is {found}, allowed: {allowed}; the blob was damaged or forged"
+    )]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+}
+
+impl Endpoint {
+    /// The bytes to send (little-endian).
+    ///
+    /// # Panics
+    /// With more than [`MAX_REGIONS`] regions.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        assert!(
+            self.regions.len() <= MAX_REGIONS,
+            "an endpoint carries at most {MAX_REGIONS} regions"
+        );
+        let mut out = Vec::with_capacity(HEADER + REGION * self.regions.len());
+        out.extend_from_slice(&ENDPOINT_MAGIC);
+        out.extend_from_slice(&ENDPOINT_VERSION.to_le_bytes());
+        out.extend_from_slice(&(self.link as u16).to_le_bytes());
+        out.extend_from_slice(&self.hca.to_le_bytes());
+        out.extend_from_slice(&self.qpn.to_le_bytes());
+        out.extend_from_slice(&(self.regions.len() as u32).to_le_bytes());
+        for region in &self.regions {
+            out.extend_from_slice(&region.addr.to_le_bytes());
+            out.extend_from_slice(&region.len.to_le_bytes());
+            out.extend_from_slice(&region.key.to_le_bytes());
+            out.extend_from_slice(&[0; 4]);
+        }
+        out
+    }
+
+    /// Reads what a peer sent; accepts exactly what [`Endpoint::to_bytes`] writes.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, EndpointError> {
+        if !bytes.starts_with(&ENDPOINT_MAGIC) {
+            return Err(EndpointError::Magic {
+                found: bytes.iter().take(4).copied().collect(),
+            });
+        }
+        let field = |field, found, allowed| EndpointError::Field {
+            field,
+            found,
+            allowed,
+        };
+        let short = || field("length", bytes.len() as u64, "24 bytes and 24 a region");
+        let u16_at = |at: usize| {
+            bytes
+                .get(at..at + 2)
+                .and_then(<[u8]>::first_chunk::<2>)
+                .copied()
+                .map(u16::from_le_bytes)
+        };
+        let u32_at = |at: usize| {
+            bytes
+                .get(at..at + 4)
+                .and_then(<[u8]>::first_chunk::<4>)
+                .copied()
+                .map(u32::from_le_bytes)
+        };
+        let u64_at = |at: usize| {
+            bytes
+                .get(at..at + 8)
+                .and_then(<[u8]>::first_chunk::<8>)
+                .copied()
+                .map(u64::from_le_bytes)
+        };
+        let version = u16_at(4).ok_or_else(short)?;
+        if version != ENDPOINT_VERSION {
+            return Err(EndpointError::Version { found: version });
+        }
+        let link = u16_at(6).ok_or_else(short)?;
+        let link = LinkKind::parse(link).ok_or(field(
+            "link",
+            link.into(),
+            "1 (loopback) or 2 (shared memory)",
+        ))?;
+        let hca = u64_at(8).ok_or_else(short)?;
+        let qpn = u32_at(16).ok_or_else(short)?;
+        if qpn >> 24 != 0 {
+            return Err(field("qpn", qpn.into(), "24 bits"));
+        }
+        let count = u32_at(20).ok_or_else(short)? as usize;
+        if count > MAX_REGIONS {
+            return Err(field("regions", count as u64, "at most 1024"));
+        }
+        if bytes.len() != HEADER + REGION * count {
+            return Err(short());
+        }
+        let mut regions = Vec::with_capacity(count);
+        for i in 0..count {
+            let at = HEADER + i * REGION;
+            let addr = u64_at(at).ok_or_else(short)?;
+            let len = u64_at(at + 8).ok_or_else(short)?;
+            let key = u32_at(at + 16).ok_or_else(short)?;
+            if addr.checked_add(len).is_none() {
+                return Err(field("region length", len, "addr + length below 2^64"));
+            }
+            regions.push(RemoteMr { addr, len, key });
+        }
+        Ok(Self {
+            link,
+            qpn,
+            hca,
+            regions,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Endpoint {
+        Endpoint {
+            link: LinkKind::Shm,
+            qpn: 0xabcdef,
+            hca: 0x0123_4567_89ab_cdef,
+            regions: vec![
+                RemoteMr {
+                    addr: 0,
+                    len: 4096,
+                    key: 7,
+                },
+                RemoteMr {
+                    addr: 1 << 40,
+                    len: 1,
+                    key: u32::MAX,
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn round_trip() {
+        let e = sample();
+        assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
+    }
+
+    #[test]
+    fn refusals_name_what_was_found_and_what_is_spoken() {
+        let good = sample().to_bytes();
+        let mut v = good.clone();
+        v[4] = 9;
+        let text = Endpoint::from_bytes(&v).unwrap_err().to_string();
+        assert!(
+            text.contains("version 9") && text.contains("version 1"),
+            "{text}"
+        );
+        assert!(matches!(
+            Endpoint::from_bytes(b"GET / HTTP"),
+            Err(EndpointError::Magic { .. })
+        ));
+        assert!(matches!(
+            Endpoint::from_bytes(b""),
+            Err(EndpointError::Magic { .. })
+        ));
+        let mut v = good.clone();
+        v[19] = 1;
+        assert!(matches!(
+            Endpoint::from_bytes(&v),
+            Err(EndpointError::Field { field: "qpn", .. })
+        ));
+        let mut v = good.clone();
+        v[23] = 0xff;
+        assert!(matches!(
+            Endpoint::from_bytes(&v),
+            Err(EndpointError::Field {
+                field: "regions",
+                ..
+            })
+        ));
+        let mut v = good;
+        v[HEADER..HEADER + 8].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(
+            Endpoint::from_bytes(&v),
+            Err(EndpointError::Field {
+                field: "region length",
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn no_truncation_and_no_flipped_byte_panics() {
+        let good = sample().to_bytes();
+        for cut in 0..good.len() {
+            assert!(Endpoint::from_bytes(&good[..cut]).is_err());
+        }
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                let _ = Endpoint::from_bytes(&bad);
+            }
+        }
+        let mut long = good;
+        long.push(0);
+        assert!(Endpoint::from_bytes(&long).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! Launching kernels on a device.
+//!
+//! What `doorbell-gpu` does, and what it cannot know: a caller-driven HCA has to be run by whoever waits, which is the
+//! kernel's own threads on the host GPU, and [`Launch::wait`] everywhere.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use doorbell_gpu::{Dims, GpuError, LaunchOpts};
+use doorbell_kernels::params::Params;
+
+use crate::device::Device;
+use crate::{Error, Result};
+
+impl Device {
+    /// Starts a kernel of the device's module and returns at once. The parameters are copied.
+    ///
+    /// # Safety
+    /// `params` is what this kernel expects, and the addresses and handles in it are valid for what the kernel does with them
+    /// until it has ended. Memory, regions and exports of this device stay mapped until then by themselves, even when dropped.
+    pub unsafe fn launch<P: Params>(&self, kernel: &str, dims: Dims, params: &P) -> Result<Launch> {
+        // SAFETY: passed on.
+        unsafe { self.launch_bytes(kernel, dims, params.as_bytes()) }
+    }
+
+    /// As [`Device::launch`], with the parameters as bytes: for kernels of your own.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`].
+    pub unsafe fn launch_bytes(&self, kernel: &str, dims: Dims, params: &[u8]) -> Result<Launch> {
+        let gpu = &self.inner.gpu;
+        let kernel = gpu.kernel(kernel)?;
+        let opts = LaunchOpts {
+            relax: self.inner.provider.relax_hook(),
+            emulate_warp: self.inner.settings.emulate_warp,
+        };
+        // SAFETY: passed on.
+        let launch = unsafe { gpu.launch(&kernel, dims, params, opts)? };
+        Ok(Launch {
+            launch,
+            device: self.clone(),
+        })
+    }
+}
+
+/// A running kernel. Dropping it gives it up: it is told to stop, waited for a little, and otherwise left to its own
+/// deadlines; nothing that it may still touch is unmapped.
+pub struct Launch {
+    launch: doorbell_gpu::Launch,
+    device: Device,
+}
+
+impl Launch {
+    /// Whether the kernel has ended; an error says how it failed.
+    pub fn is_done(&mut self) -> Result<bool> {
+        Ok(self.launch.is_done()?)
+    }
+
+    /// Waits for the kernel's end and returns how long it ran. A time-out leaves it running: wait again, or abort.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Duration> {
+        if !self.device.is_caller_driven() {
+            return Ok(self.launch.wait(timeout)?);
+        }
+        let deadline = Instant::now() + timeout;
+        loop {
+            let worked = self.device.poll();
+            match self.launch.wait(Duration::ZERO) {
+                Err(GpuError::TimedOut { .. }) if Instant::now() < deadline => {}
+                Err(GpuError::TimedOut { .. }) => {
+                    return Err(Error::TimedOut {
+                        what: format!("the end of kernel `{}`", self.launch.kernel_name()),
+                        after: timeout,
+                        remedy: "wait longer, or abort it; if it waits for completions, look at its queue pairs",
+                    });
+                }
+                ended => return Ok(ended?),
+            }
+            if !worked {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Tells the kernel to stop. Ends waits of kernels on the host GPU; a CUDA kernel ends by its deadlines, or when its
+    /// queue pairs fail.
+    pub fn abort(&self) {
+        self.launch.abort();
+    }
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.launch.fmt(f)
+    }
+}

@@ -1,0 +1,281 @@
+//! Memory that kernels and the HCA use: where it lives, who else can map it, how the CPU looks at it.
+//!
+//! [`Memory`] is a cheap handle to one piece. It is never given out as `&[u8]` or `&mut [u8]`, because a kernel, an engine
+//! or another process may be writing it: the CPU copies in and out ([`Memory::read`], [`Memory::write`]) or uses whole
+//! words ([`Memory::load`], [`Memory::store`]). It stays mapped until its last user, kernels included, is done with it.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, Registered};
+use doorbell_hca::shm::SharedRegion;
+
+use crate::compat::Bytes as _;
+use crate::{Error, Result};
+
+/// Where memory lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Place {
+    /// The GPU's own memory; on the host GPU, host memory.
+    Gpu,
+    /// Host memory that the GPU reads and writes; peers' puts into it are carried out by this process's HCA only.
+    Host,
+    /// Host memory in a sealed memfd that the GPU reads and writes, and that peer processes map when it is registered: what
+    /// the shared memory link copies into directly.
+    Shared,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gpu => "gpu",
+            Self::Host => "host",
+            Self::Shared => "shared",
+        })
+    }
+}
+
+/// One piece of memory; clones are handles to the same piece.
+#[derive(Clone)]
+pub struct Memory {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    place: Place,
+    len: usize,
+    device_addr: u64,
+    host: Option<NonNull<u8>>,
+    backing: Backing,
+}
+
+// SAFETY: `host` is an address; whoever dereferences it does so by atomics or says why not.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+enum Backing {
+    Buffer(Buffer),
+    Registered(Registered, Option<Arc<SharedRegion>>),
+    /// Somebody else's GPU memory.
+    Foreign(#[expect(dead_code, reason = "held for its drop")] Option<Keep>),
+}
+
+impl Memory {
+    pub(crate) fn alloc(gpu: &Gpu, place: Place, len: usize) -> Result<Self> {
+        if len == 0 {
+            return Err(Error::Argument {
+                object: "memory",
+                value: "0 bytes".into(),
+                remedy: "ask for at least one byte",
+            });
+        }
+        let inner = match place {
+            Place::Gpu | Place::Host => {
+                let kind = if place == Place::Gpu {
+                    MemKind::Device
+                } else {
+                    MemKind::PinnedHost
+                };
+                let buffer = gpu.alloc(kind, len)?;
+                Inner {
+                    place,
+                    len,
+                    device_addr: buffer.device_addr(),
+                    host: buffer.host_ptr(),
+                    backing: Backing::Buffer(buffer),
+                }
+            }
+            Place::Shared => {
+                let region = Arc::new(SharedRegion::new(len)?);
+                let keep: Keep = Arc::clone(&region) as Keep;
+                // SAFETY: the region stays mapped as long as `keep` lives, and is used through atomics only.
+                let registered =
+                    unsafe { gpu.register_host_keeping(region.ptr(), region.len(), keep)? };
+                let (device_addr, host) = (registered.device_addr(), Some(region.ptr()));
+                Inner {
+                    place,
+                    len,
+                    device_addr,
+                    host,
+                    backing: Backing::Registered(registered, Some(region)),
+                }
+            }
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// # Safety
+    /// As for [`crate::Device::import_host`].
+    pub(crate) unsafe fn import_host(
+        gpu: &Gpu,
+        ptr: NonNull<u8>,
+        len: usize,
+        keep: Keep,
+    ) -> Result<Self> {
+        // SAFETY: passed on.
+        let registered = unsafe { gpu.register_host_keeping(ptr, len, keep)? };
+        let device_addr = registered.device_addr();
+        let backing = Backing::Registered(registered, None);
+        Ok(Self {
+            inner: Arc::new(Inner {
+                place: Place::Host,
+                len,
+                device_addr,
+                host: Some(ptr),
+                backing,
+            }),
+        })
+    }
+
+    /// # Safety
+    /// As for [`crate::Device::import_gpu`].
+    pub(crate) unsafe fn import_gpu(addr: u64, len: usize, keep: Option<Keep>) -> Self {
+        let backing = Backing::Foreign(keep);
+        Self {
+            inner: Arc::new(Inner {
+                place: Place::Gpu,
+                len,
+                device_addr: addr,
+                host: None,
+                backing,
+            }),
+        }
+    }
+
+    /// Where it lives.
+    pub fn place(&self) -> Place {
+        self.inner.place
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty, reason = "memory is never empty")]
+    pub fn len(&self) -> usize {
+        self.inner.len
+    }
+
+    /// The address that kernels use.
+    pub fn device_addr(&self) -> u64 {
+        self.inner.device_addr
+    }
+
+    /// The address that the CPU uses, if it can reach the memory.
+    pub fn host_ptr(&self) -> Option<NonNull<u8>> {
+        self.inner.host
+    }
+
+    /// The shared region behind it, if it is one.
+    pub(crate) fn shared_region(&self) -> Option<&Arc<SharedRegion>> {
+        match &self.inner.backing {
+            Backing::Registered(_, region) => region.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Something that keeps the memory alive.
+    pub(crate) fn keep(&self) -> Keep {
+        Arc::clone(&self.inner) as Keep
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.inner.len => Ok(()),
+            _ => Err(Error::Argument {
+                object: "range of memory",
+                value: format!("{len} bytes at offset {offset} of {}", self.inner.len),
+                remedy: "stay inside the memory",
+            }),
+        }
+    }
+
+    /// Copies bytes out; where others write at the same time, each aligned word is old or new, not a mixture. GPU memory
+    /// comes through a copy engine, bounded by ten seconds.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.check(offset, into.len())?;
+        match &self.inner.backing {
+            Backing::Buffer(buffer) => Ok(buffer.read(offset, into)?),
+            Backing::Registered(registered, _) => Ok(registered.read(offset, into)?),
+            Backing::Foreign(_) => Err(FOREIGN),
+        }
+    }
+
+    /// Copies bytes in, under the terms of [`Memory::read`]. They are in place when this returns.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.check(offset, from.len())?;
+        match &self.inner.backing {
+            Backing::Buffer(buffer) => Ok(buffer.write(offset, from)?),
+            Backing::Registered(registered, _) => Ok(registered.write(offset, from)?),
+            Backing::Foreign(_) => Err(FOREIGN),
+        }
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, value: u8) -> Result<()> {
+        match &self.inner.backing {
+            Backing::Buffer(buffer) => Ok(buffer.fill(value)?),
+            Backing::Registered(registered, _) => Ok(registered.fill(value)?),
+            Backing::Foreign(_) => Err(FOREIGN),
+        }
+    }
+
+    /// The aligned word at `offset`, if the CPU reaches it.
+    fn word(&self, offset: usize) -> Result<Option<&AtomicU64>> {
+        self.check(offset, 8)?;
+        let Some(ptr) = self.inner.host else {
+            return Ok(None);
+        };
+        let ptr = ptr.as_ptr().wrapping_add(offset).cast::<u64>();
+        if !ptr.is_aligned() {
+            return Err(Error::Argument {
+                object: "word of memory",
+                value: format!("offset {offset}"),
+                remedy: "use a multiple of 8",
+            });
+        }
+        // SAFETY: in range, aligned, mapped as long as `self`; all other access is by atomics, devices or other processes.
+        Ok(Some(unsafe { AtomicU64::from_ptr(ptr) }))
+    }
+
+    /// Reads one aligned 64-bit word, with acquire ordering where the CPU reaches it.
+    pub fn load(&self, offset: usize) -> Result<u64> {
+        match self.word(offset)? {
+            Some(word) => Ok(word.load(Ordering::Acquire)),
+            None => {
+                let mut bytes = [0; 8];
+                self.read(offset, &mut bytes)?;
+                Ok(u64::from_ne_bytes(bytes))
+            }
+        }
+    }
+
+    /// Writes one aligned 64-bit word, with release ordering where the CPU reaches it.
+    pub fn store(&self, offset: usize, value: u64) -> Result<()> {
+        match self.word(offset)? {
+            Some(word) => {
+                word.store(value, Ordering::Release);
+                Ok(())
+            }
+            None => self.write(offset, &value.to_ne_bytes()),
+        }
+    }
+}
+
+const FOREIGN: Error = Error::Unsupported {
+    what: "reading or writing imported GPU memory from the CPU",
+    remedy: "use the library that the memory came from",
+};
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("place", &self.place())
+            .field("len", &self.len())
+            .field("device_addr", &format_args!("{:#x}", self.device_addr()))
+            .finish()
+    }
+}

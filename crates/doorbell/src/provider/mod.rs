@@ -1,0 +1,154 @@
+//! What a kind of HCA must offer to the host library.
+//!
+//! The host library makes memory and exported structures; a [`Provider`] turns them into something that executes work
+//! requests. [`soft`] is the software HCA. A ConnectX driven through DEVX would be another implementation: it would
+//! register the same rings as user memory and give out the address of a UAR page as the doorbell.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use doorbell_device::layout::{CqKind, ErrorWord, NicHandler};
+use doorbell_gpu::{Keep, MemKind, RelaxHook};
+use doorbell_hca::Access;
+
+use crate::config::OnError;
+use crate::connect::Destination;
+use crate::memory::Memory;
+use crate::qp::{QpCounters, QpState};
+use crate::{AsyncError, Result};
+
+pub(crate) mod shm;
+pub(crate) use shm::Imports;
+pub mod soft;
+
+/// A kind of HCA, opened.
+pub trait Provider: Send + Sync + fmt::Debug {
+    /// `soft`, …
+    fn name(&self) -> &'static str;
+
+    /// A random number that names this HCA to its peers.
+    fn id(&self) -> u64;
+
+    /// Where queue memory must lie for this HCA to read it.
+    fn queue_memory(&self) -> MemKind;
+
+    /// A new protection domain.
+    fn alloc_pd(&self) -> Result<u32>;
+
+    /// Registers memory.
+    fn register(&self, request: &RegisterRequest<'_>) -> Result<Box<dyn ProviderMr>>;
+
+    /// Makes a queue pair out of memory that the host library provides.
+    fn create_qp(&self, request: QpRequest) -> Result<Box<dyn ProviderQp>>;
+
+    /// The next asynchronous error of any of its objects, or `None` when `timeout` passes without one.
+    fn next_error(&self, timeout: Duration) -> Option<AsyncError>;
+
+    /// Runs the engine once on this thread if it has no thread of its own; whether there was work.
+    fn drive(&self) -> bool;
+
+    /// How a waiting kernel thread runs the engine; `None` if the engine has threads of its own.
+    fn relax_hook(&self) -> Option<RelaxHook>;
+}
+
+/// A registered region of a provider. Dropping it revokes the key and lets go of the memory when it is no longer used.
+pub trait ProviderMr: Send + Sync {
+    /// Its key, in host byte order.
+    fn key(&self) -> u32;
+
+    /// Revokes the key and waits until nobody uses the memory.
+    fn deregister(self: Box<Self>, timeout: Duration) -> Result<()>;
+}
+
+/// What to register.
+#[derive(Debug)]
+pub struct RegisterRequest<'a> {
+    /// Protection domain.
+    pub pd: u32,
+    /// The memory.
+    pub memory: &'a Memory,
+    /// Rights granted.
+    pub access: Access,
+    /// WQE address of the first byte.
+    pub base: u64,
+}
+
+/// A piece of queue memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// The CPU's address, if it reaches it.
+    pub host: Option<NonNull<u8>>,
+    /// The GPU's address.
+    pub device: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: addresses only; those who use them say why they may.
+unsafe impl Send for Piece {}
+
+/// What a queue pair is made of.
+pub struct QpRequest {
+    /// Protection domain.
+    pub pd: u32,
+    /// Send ring, 64 bytes a slot.
+    pub ring: Piece,
+    /// Base-two logarithm of its slots.
+    pub log_depth: u8,
+    /// CQEs, 64 bytes each.
+    pub cq: Piece,
+    /// How completions are written.
+    pub cq_kind: CqKind,
+    /// Doorbell record (a big-endian u32).
+    pub record: Piece,
+    /// Error word (u64).
+    pub error: Piece,
+    /// How it is rung.
+    pub handler: NicHandler,
+    /// Engine core; `None` leaves it to the provider.
+    pub core: Option<usize>,
+    /// What happens after an error.
+    pub on_error: OnError,
+    /// Keeps the memory mapped; dropped when the provider has let go of it.
+    pub keep: Keep,
+}
+
+/// A queue pair of a provider. Dropping it destroys it, or leaks it if it does not fall quiet in time.
+pub trait ProviderQp: Send + Sync {
+    /// QP number, 24 bits.
+    fn qpn(&self) -> u32;
+
+    /// CQ number, 24 bits.
+    fn cqn(&self) -> u32;
+
+    /// The address at which the GPU rings.
+    fn doorbell(&self) -> u64;
+
+    /// `EXT_*` flags of [`doorbell_device::layout::QpExt`].
+    fn ext_flags(&self) -> u32;
+
+    /// Which engine core executes it, if there are several.
+    fn core(&self) -> Option<usize>;
+
+    /// Reset to Ready.
+    fn connect(&self, to: &Destination) -> Result<()>;
+
+    /// Any state to Reset: indices start at zero, CQEs and words are as after creation.
+    fn reset(&self, timeout: Duration) -> Result<()>;
+
+    /// Ready to Error: later work requests are flushed.
+    fn fail(&self) -> Result<()>;
+
+    /// Ends it. The memory is let go of when this returns without an error.
+    fn destroy(&self, timeout: Duration) -> Result<()>;
+
+    /// Its state now.
+    fn state(&self) -> QpState;
+
+    /// Its first error since the last reset.
+    fn error(&self) -> ErrorWord;
+
+    /// What it has done.
+    fn counters(&self) -> QpCounters;
+}

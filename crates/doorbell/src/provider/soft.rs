@@ -1,0 +1,418 @@
+//! The software HCA as a provider.
+//!
+//! It executes queues that lie in host memory which the GPU reaches; doorbell words come from compact arrays in the same
+//! kind of memory, since an engine core scans them eight at a time.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use doorbell_device::layout::{EXT_SOFT_ENGINE, ErrorWord};
+use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, RelaxHook};
+use doorbell_hca as hca;
+use doorbell_hca::dma::Dma;
+use doorbell_hca::shm::{Shm, ShmLink, SlotQp};
+use doorbell_hca::{
+    Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig, HcaError,
+    HcaQp, Shared,
+};
+use doorbell_wire::{Qpn, Vendor};
+
+use super::shm;
+use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
+use crate::config::{HcaCores, OnError, Settings};
+use crate::connect::Destination;
+use crate::memory::Memory;
+use crate::qp::{QpCounters, QpState};
+use crate::{AsyncError, Error, QpFault, Result};
+
+/// Doorbell words that are added at a time: eight kilobytes.
+const WORDS: usize = 1024;
+
+/// The software HCA with what it needs of the GPU.
+pub struct Soft {
+    // Before the HCA: it says goodbye to the peers.
+    shm: Arc<Shm>,
+    hca: Hca,
+    driver: Option<Driver>,
+    gpu: Gpu,
+    id: u64,
+    /// Device address of each array of doorbell words, in the order the HCA knows them.
+    arrays: Mutex<Vec<u64>>,
+    dma: Option<Arc<dyn Dma>>,
+    timeout: Duration,
+}
+
+impl Soft {
+    /// Starts a software HCA near `gpu`.
+    pub fn open(gpu: &Gpu, settings: &Settings) -> Result<Self> {
+        let caller = settings.hca_cores == HcaCores::Caller;
+        let config = HcaConfig {
+            cores: match settings.hca_cores {
+                HcaCores::Caller => Cores::CallerDriven,
+                HcaCores::Threads(n) => Cores::Threads(n as usize),
+            },
+            affinity: match gpu.info().numa_node {
+                Some(numa) => hca::Affinity::Near { numa },
+                None => hca::Affinity::Auto,
+            },
+            drop_timeout: settings.quiesce,
+            ..HcaConfig::default()
+        };
+        let hca = Hca::new(config)?;
+        let copier = Arc::new(crate::dma::Engine::new(gpu));
+        Ok(Self {
+            shm: shm::start(&hca, Arc::clone(&copier) as Arc<dyn shm::Imports>)?,
+            driver: caller.then(|| hca.driver()),
+            dma: copier.dma(),
+            id: rand::random(),
+            arrays: Mutex::new(Vec::new()),
+            gpu: gpu.clone(),
+            timeout: settings.quiesce,
+            hca,
+        })
+    }
+
+    /// The HCA itself.
+    pub fn hca(&self) -> &Hca {
+        &self.hca
+    }
+
+    /// The shared memory link.
+    pub fn shm(&self) -> &Shm {
+        &self.shm
+    }
+
+    fn arrays(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.arrays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A doorbell word and the address at which the GPU rings it.
+    fn doorbell(&self, core: Option<usize>) -> Result<(hca::DoorbellSlot, u64)> {
+        let mut arrays = self.arrays();
+        if arrays.is_empty() {
+            self.add_array(&mut arrays)?;
+        }
+        let slot = match self.hca.reserve_doorbell(core, None) {
+            Err(HcaError::Exhausted { .. }) => {
+                self.add_array(&mut arrays)?;
+                self.hca.reserve_doorbell(core, None)?
+            }
+            other => other?,
+        };
+        let at = arrays[slot.array()] + 8 * slot.index() as u64;
+        Ok((slot, at))
+    }
+
+    fn add_array(&self, arrays: &mut Vec<u64>) -> Result<()> {
+        let buffer: Buffer = self.gpu.alloc(MemKind::PinnedHost, WORDS * 8)?;
+        let (device, words) = (
+            buffer.device_addr(),
+            shared(buffer.host_ptr().map(|p| p.as_ptr().cast()))?,
+        );
+        // SAFETY: the buffer stays mapped as long as the HCA keeps it, and doorbells are single 8-byte stores.
+        unsafe {
+            self.hca.add_doorbells(DoorbellArray {
+                words,
+                len: WORDS,
+                keep: Arc::new(buffer) as Keep,
+            })?
+        };
+        arrays.push(device);
+        Ok(())
+    }
+
+    fn memory(&self, memory: &Memory) -> Result<hca::Memory> {
+        let (len, keep) = (memory.len(), memory.keep());
+        if let Some(region) = memory.shared_region() {
+            let ptr = Shared::new(region.ptr());
+            return Ok(hca::Memory::Shared {
+                ptr,
+                len,
+                memfd: Arc::clone(region.memfd()),
+                offset: 0,
+                keep,
+            });
+        }
+        match (memory.host_ptr(), &self.dma) {
+            (Some(ptr), _) => Ok(hca::Memory::Host {
+                ptr: Shared::new(ptr),
+                len,
+                keep,
+            }),
+            (None, Some(dma)) => Ok(hca::Memory::Device {
+                addr: memory.device_addr(),
+                len,
+                dma: Arc::clone(dma),
+                keep,
+            }),
+            (None, None) => Err(Error::Unsupported {
+                what: "registering GPU memory with an HCA that has no copy engine",
+                remedy: "use host or shared memory",
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Soft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Soft")
+            .field("hca", &self.hca)
+            .field("id", &format_args!("{:#018x}", self.id))
+            .finish_non_exhaustive()
+    }
+}
+
+fn shared<T>(ptr: Option<*mut T>) -> Result<Shared<T>> {
+    ptr.and_then(Shared::from_ptr).ok_or(Error::Unsupported {
+        what: "a queue in memory that the CPU cannot reach",
+        remedy: "the software HCA needs queues in host memory",
+    })
+}
+
+fn at<T>(piece: &Piece) -> Result<Shared<T>> {
+    shared(piece.host.map(|p| p.as_ptr().cast()))
+}
+
+impl Provider for Soft {
+    fn name(&self) -> &'static str {
+        "soft"
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn queue_memory(&self) -> MemKind {
+        MemKind::PinnedHost
+    }
+
+    fn alloc_pd(&self) -> Result<u32> {
+        Ok(self.hca.alloc_pd())
+    }
+
+    fn register(&self, request: &RegisterRequest<'_>) -> Result<Box<dyn ProviderMr>> {
+        let config = hca::MrConfig {
+            memory: self.memory(request.memory)?,
+            access: request.access,
+            addressing: hca::Addressing::At(request.base),
+            pd: request.pd,
+        };
+        // SAFETY: `keep` is the memory itself; `Memory` gives out no references, and imported memory was promised to be used likewise.
+        let mr = unsafe { self.hca.register(config)? };
+        Ok(Box::new(SoftMr(mr)))
+    }
+
+    fn create_qp(&self, request: QpRequest) -> Result<Box<dyn ProviderQp>> {
+        let (slot, doorbell) = self.doorbell(request.core)?;
+        let log_entries = request.log_depth;
+        let config = hca::QpConfig {
+            pd: request.pd,
+            sq: at(&request.ring)?,
+            log_depth: request.log_depth,
+            cq: CqConfig {
+                ring: at(&request.cq)?,
+                log_entries,
+                kind: request.cq_kind,
+                cqn: self.hca.alloc_cqn()?,
+            },
+            handler: request.handler,
+            doorbell: DoorbellWord::Slot(slot),
+            record: Some(at(&request.record)?),
+            poll_record: false,
+            error_word: Some(at(&request.error)?),
+            rq: None,
+            core: request.core,
+            on_error: match request.on_error {
+                OnError::Report => hca::OnError::Flush,
+                OnError::Release => hca::OnError::Release,
+            },
+            keep: request.keep,
+        };
+        // SAFETY: the pieces are as long as the host library says (`QueueMemory`), stay mapped as long as `keep`, and nobody
+        // knows their addresses yet.
+        let qp = unsafe { self.hca.create_qp(config)? };
+        Ok(Box::new(SoftQp {
+            qpn: qp.qpn().get(),
+            cqn: qp.cqn().get(),
+            core: qp.core(),
+            doorbell,
+            timeout: self.timeout,
+            qp: RwLock::new(Life::Alive(qp)),
+        }))
+    }
+
+    fn next_error(&self, timeout: Duration) -> Option<AsyncError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let event = self
+                .hca
+                .wait_event(deadline.saturating_duration_since(Instant::now()))?;
+            return Some(match event {
+                // The owner destroyed or failed it, and knows.
+                Event::QpError {
+                    vendor: Vendor::DESTROYED,
+                    ..
+                } => continue,
+                Event::QpError {
+                    qpn,
+                    syndrome,
+                    vendor,
+                    opcode,
+                    wqe_index,
+                } => {
+                    let word = ErrorWord::completion(syndrome.0, vendor.0, opcode, wqe_index);
+                    AsyncError::Qp {
+                        qpn: qpn.get(),
+                        fault: QpFault::new(word),
+                    }
+                }
+                Event::EngineDown { core, reason } => AsyncError::EngineDown { core, reason },
+                Event::PeerDown { peer, reason } => AsyncError::PeerDown { peer, reason },
+                other => AsyncError::Other {
+                    text: format!("{other:?}"),
+                },
+            });
+        }
+    }
+
+    fn drive(&self) -> bool {
+        self.driver.as_ref().is_some_and(Driver::poll)
+    }
+
+    fn relax_hook(&self) -> Option<RelaxHook> {
+        let driver = self.driver.clone()?;
+        Some(Arc::new(move || {
+            driver.poll();
+        }))
+    }
+}
+
+struct SoftMr(hca::Mr);
+
+impl ProviderMr for SoftMr {
+    fn key(&self) -> u32 {
+        self.0.key().0
+    }
+
+    fn deregister(self: Box<Self>, timeout: Duration) -> Result<()> {
+        Ok(self.0.deregister(timeout)?)
+    }
+}
+
+struct SoftQp {
+    qpn: u32,
+    cqn: u32,
+    core: usize,
+    doorbell: u64,
+    timeout: Duration,
+    qp: RwLock<Life>,
+}
+
+enum Life {
+    Alive(HcaQp),
+    /// What it had done, and its first error.
+    Over(QpCounters, ErrorWord),
+}
+
+impl SoftQp {
+    fn alive<T>(&self, f: impl FnOnce(&HcaQp) -> T) -> Result<T> {
+        match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
+            Life::Alive(qp) => Ok(f(qp)),
+            Life::Over(..) => Err(Error::State {
+                qpn: self.qpn,
+                state: QpState::Destroyed,
+                remedy: "make a new queue pair",
+            }),
+        }
+    }
+}
+
+impl ProviderQp for SoftQp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn cqn(&self) -> u32 {
+        self.cqn
+    }
+
+    fn doorbell(&self) -> u64 {
+        self.doorbell
+    }
+
+    fn ext_flags(&self) -> u32 {
+        EXT_SOFT_ENGINE
+    }
+
+    fn core(&self) -> Option<usize> {
+        Some(self.core)
+    }
+
+    fn connect(&self, to: &Destination) -> Result<()> {
+        let number = |qpn: u32| {
+            Qpn::new(qpn).ok_or_else(|| Error::Argument {
+                object: "QP number of the peer",
+                value: format!("{qpn:#x}"),
+                remedy: "QP numbers have 24 bits",
+            })
+        };
+        let to = match to {
+            Destination::Loopback { qpn } => hca::Destination::Loopback(number(*qpn)?),
+            Destination::Shm { peer, qpn } => {
+                let pd = self.alive(HcaQp::pd)?;
+                let local = SlotQp {
+                    qpn: self.qpn,
+                    pd,
+                    peer_qpn: number(*qpn)?.get(),
+                };
+                hca::Destination::Peer(ShmLink::open(peer.session(), local)?)
+            }
+        };
+        Ok(self.alive(|qp| qp.connect(to, self.timeout))??)
+    }
+
+    fn reset(&self, timeout: Duration) -> Result<()> {
+        Ok(self.alive(|qp| qp.reset(timeout))??)
+    }
+
+    fn fail(&self) -> Result<()> {
+        Ok(self.alive(|qp| qp.fail(Fault::Destroyed, self.timeout))??)
+    }
+
+    fn destroy(&self, timeout: Duration) -> Result<()> {
+        let mut life = self.qp.write().unwrap_or_else(PoisonError::into_inner);
+        let Life::Alive(qp) = &*life else {
+            return Ok(());
+        };
+        let over = Life::Over(qp.counters(), qp.first_error().unwrap_or_default());
+        match std::mem::replace(&mut *life, over) {
+            Life::Alive(qp) => Ok(qp.destroy(timeout)?),
+            Life::Over(..) => Ok(()),
+        }
+    }
+
+    fn state(&self) -> QpState {
+        self.alive(|qp| match qp.state() {
+            hca::QpState::Reset => QpState::Reset,
+            hca::QpState::Ready => QpState::Ready,
+            hca::QpState::Error => QpState::Error,
+            hca::QpState::Destroyed => QpState::Destroyed,
+        })
+        .unwrap_or(QpState::Destroyed)
+    }
+
+    fn error(&self) -> ErrorWord {
+        match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
+            Life::Alive(qp) => qp.first_error().unwrap_or_default(),
+            Life::Over(_, word) => *word,
+        }
+    }
+
+    fn counters(&self) -> QpCounters {
+        match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
+            Life::Alive(qp) => qp.counters(),
+            Life::Over(counters, _) => *counters,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Making a queue pair: what can be chosen, and what is refused.
+
+use std::sync::{Arc, Mutex};
+
+use doorbell_device::layout::{CqKind, MAX_DEPTH};
+
+use super::{Handler, Qp, QpInner, QueueMemory, Reset, export};
+use crate::config::OnError;
+use crate::mr::Pd;
+use crate::provider::QpRequest;
+use crate::{Error, Result};
+
+/// A queue pair to be; see [`Pd::qp`].
+#[derive(Clone, Debug)]
+pub struct QpBuilder {
+    pd: Pd,
+    depth: u32,
+    cq: CqKind,
+    handler: Handler,
+    core: Option<usize>,
+    companion: Option<u32>,
+    on_error: OnError,
+}
+
+impl QpBuilder {
+    pub(crate) fn new(pd: &Pd) -> Self {
+        let settings = &pd.inner.device.settings;
+        Self {
+            pd: pd.clone(),
+            depth: settings.depth,
+            cq: CqKind::Collapsed,
+            handler: settings.handler,
+            core: None,
+            companion: None,
+            on_error: settings.on_error,
+        }
+    }
+
+    /// Slots of the send queue, 64 bytes each: a power of two, 1 to 32768.
+    #[must_use]
+    pub fn depth(mut self, slots: u32) -> Self {
+        self.depth = slots;
+        self
+    }
+
+    /// How completions are written. Collapsed unless said otherwise: it takes every work request.
+    #[must_use]
+    pub fn cq(mut self, kind: CqKind) -> Self {
+        self.cq = kind;
+        self
+    }
+
+    /// How it is rung.
+    #[must_use]
+    pub fn handler(mut self, handler: Handler) -> Self {
+        self.handler = handler;
+        self
+    }
+
+    /// On which engine core, from 0; otherwise the least loaded one.
+    #[must_use]
+    pub fn core(mut self, core: usize) -> Self {
+        self.core = Some(core);
+        self
+    }
+
+    /// With a companion queue of so many slots, on which `put_counter` waits and counts (two slots a call).
+    #[must_use]
+    pub fn companion(mut self, slots: u32) -> Self {
+        self.companion = Some(slots);
+        self
+    }
+
+    /// What foreign kernels meet when it fails.
+    #[must_use]
+    pub fn on_error(mut self, on_error: OnError) -> Self {
+        self.on_error = on_error;
+        self
+    }
+
+    /// Makes it.
+    pub fn build(self) -> Result<Qp<Reset>> {
+        let companion = match self.companion {
+            Some(depth) => {
+                let companion = Self {
+                    depth,
+                    companion: None,
+                    cq: CqKind::Collapsed,
+                    ..self.clone()
+                };
+                Some(Arc::new(companion.inner(None)?))
+            }
+            None => None,
+        };
+        Ok(Qp::new(self.inner(companion)?))
+    }
+
+    fn inner(&self, companion: Option<Arc<QpInner>>) -> Result<QpInner> {
+        if !self.depth.is_power_of_two() || self.depth > MAX_DEPTH {
+            return Err(Error::Argument {
+                object: "send queue depth",
+                value: self.depth.to_string(),
+                remedy: "use a power of two from 1 to 32768",
+            });
+        }
+        let log_depth = self.depth.trailing_zeros() as u8;
+        let device = &self.pd.inner.device;
+        let queue = Arc::new(QueueMemory::new(&device.queues, self.depth, self.cq)?);
+        let provider = device.provider.create_qp(QpRequest {
+            pd: self.pd.inner.number,
+            ring: queue.ring(),
+            log_depth,
+            cq: queue.cq(),
+            cq_kind: self.cq,
+            record: queue.record(),
+            error: queue.error(),
+            handler: self.handler.nic_handler(),
+            // A companion waits for its main queue's CQ, which is cheapest on the same core.
+            core: companion
+                .as_ref()
+                .and_then(|c| c.provider.core())
+                .or(self.core),
+            on_error: self.on_error,
+            keep: Arc::clone(&queue) as doorbell_gpu::Keep,
+        })?;
+        Ok(QpInner {
+            provider,
+            queue,
+            companion,
+            log_depth,
+            cq_kind: self.cq,
+            handler: self.handler,
+            sink: self.pd.inner.sink.line(),
+            export: Mutex::new(export::Place::default()),
+            pd: self.pd.clone(),
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! The memory of one queue pair: send ring, CQ, doorbell record, error word.
+//!
+//! All of it lies in memory that GPU and engine both reach, cut from the device's arena. It outlives the queue pair for
+//! as long as exports, the engine or a kernel may look at it.
+
+use doorbell_device::layout::CqKind;
+
+use crate::Result;
+use crate::arena::{Arena, LINE, Slice};
+use crate::provider::Piece;
+
+/// Bytes of a slot and of a CQE.
+const SLOT: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct QueueMemory {
+    pub(crate) ring: Slice,
+    pub(crate) cq: Slice,
+    /// The record in the first line, which the GPU writes; the error word in the second, which the engine writes.
+    words: Slice,
+}
+
+impl QueueMemory {
+    pub(crate) fn new(arena: &Arena, depth: u32, cq: CqKind) -> Result<Self> {
+        let cqes = if cq == CqKind::Collapsed {
+            1
+        } else {
+            depth as usize
+        };
+        let memory = Self {
+            ring: arena.alloc(depth as usize * SLOT, 256)?,
+            cq: arena.alloc(cqes * SLOT, 64)?,
+            words: arena.alloc(2 * LINE, 64)?,
+        };
+        Ok(memory)
+    }
+
+    pub(crate) fn ring(&self) -> Piece {
+        piece(&self.ring, 0, self.ring.len())
+    }
+
+    pub(crate) fn cq(&self) -> Piece {
+        piece(&self.cq, 0, self.cq.len())
+    }
+
+    pub(crate) fn record(&self) -> Piece {
+        piece(&self.words, 0, 4)
+    }
+
+    pub(crate) fn error(&self) -> Piece {
+        piece(&self.words, LINE, 8)
+    }
+}
+
+fn piece(slice: &Slice, offset: usize, len: usize) -> Piece {
+    Piece {
+        // SAFETY: the offset lies inside the slice.
+        host: slice.host_ptr().map(|p| unsafe { p.add(offset) }),
+        device: slice.device_addr() + offset as u64,
+        len,
+    }
+}
