@@ -75,6 +75,24 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         .map(|_| ())
     }
 
+    /// The QP's first error, if it has one: seen by a thread of ours, or written down by the host. For loops that wait for something
+    /// other than a ticket.
+    #[inline(always)]
+    pub fn error(&self) -> Option<Error> {
+        unpack(Self::look_for_error(self.arch, self.handle())).err()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_error(arch: A, handle: QpHandle) -> u64 {
+        pack(
+            Self::again(arch, handle).and_then(|qp| match qp.hidden_error(u64::MAX) {
+                Some(verdict) => verdict.map(|()| 0),
+                None => Ok(0),
+            }),
+        )
+    }
+
     /// The wait of one thread for the WQE at `index`.
     #[inline(always)]
     pub(crate) fn wait_index(&self, index: u64, deadline: Deadline) -> Result<(), Error> {

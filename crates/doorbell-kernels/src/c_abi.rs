@@ -62,8 +62,7 @@ macro_rules! posting {
         /// As the header says.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
-            qp: *mut core::ffi::c_void, ext: *mut core::ffi::c_void,
-            $($arg: $t,)* flags: u32, timeout_ns: u64, ticket: *mut u64,
+            q: QpHandle, $($arg: $t,)* flags: u32, timeout_ns: u64, ticket: *mut u64,
         ) -> u64 {
             struct Args { $($arg: $t),* }
             impl Call for Args {
@@ -73,9 +72,8 @@ macro_rules! posting {
                     $body.map(|t: Ticket| t.0)
                 }
             }
-            let h = QpHandle { qp: qp.cast(), ext: ext.cast() };
             // SAFETY: the C caller's promise.
-            unsafe { with(h, flags, timeout_ns, ticket, Args { $($arg),* }) }
+            unsafe { with(q, flags, timeout_ns, ticket, Args { $($arg),* }) }
         }
     )+};
 }

@@ -14,12 +14,18 @@ const LOOK: u32 = 64;
 
 type Alone<'a, A> = Qp<'a, A, Thread, sharing::Exclusive>;
 
-/// Waits until the word at `at` is `value` or, counting up, beyond it.
+/// Waits until the word at `at` is `value` or, counting up, beyond it; ends early if there is an `error`.
 ///
 /// # Safety
 /// `at` points to a word that others may write meanwhile.
 #[inline(always)]
-unsafe fn await_word<A: Arch>(a: A, at: u64, value: u64, deadline: Deadline) -> Result<(), Error> {
+unsafe fn await_word<A: Arch>(
+    a: A,
+    at: u64,
+    value: u64,
+    deadline: Deadline,
+    error: impl Fn() -> Option<Error>,
+) -> Result<(), Error> {
     let p = core::ptr::with_exposed_provenance(at as usize);
     let mut polls = 0_u32;
     // SAFETY: the caller's promise.
@@ -28,6 +34,9 @@ unsafe fn await_word<A: Arch>(a: A, at: u64, value: u64, deadline: Deadline) -> 
         if polls.is_multiple_of(LOOK) {
             if a.aborted() {
                 return Err(Error::ABORTED);
+            }
+            if let Some(e) = error() {
+                return Err(e);
             }
             if deadline.passed(a) {
                 return Err(Error::TIMED_OUT);
@@ -54,15 +63,8 @@ trait Round: Copy {
         n: u64,
         how: Post,
     ) -> Result<(), Error>;
-    /// Waits for message number `n`.
-    unsafe fn receive<A: Arch>(
-        self,
-        a: A,
-        p: &Latency,
-        end: &End,
-        n: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error>;
+    /// Pointer to the word that counts the other end's messages.
+    fn arrivals(self, p: &Latency, end: &End) -> u64;
 }
 
 #[derive(Clone, Copy)]
@@ -99,16 +101,8 @@ impl Round for ByPut {
     }
 
     #[inline(always)]
-    unsafe fn receive<A: Arch>(
-        self,
-        a: A,
-        p: &Latency,
-        end: &End,
-        n: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        // SAFETY: the caller's promise: a message of `size` bytes arrives at `recv`.
-        unsafe { await_word(a, end.recv + p.size - 8, n, deadline) }
+    fn arrivals(self, p: &Latency, end: &End) -> u64 {
+        end.recv + p.size - 8
     }
 }
 
@@ -144,16 +138,8 @@ impl Round for BySignal {
     }
 
     #[inline(always)]
-    unsafe fn receive<A: Arch>(
-        self,
-        a: A,
-        _: &Latency,
-        end: &End,
-        n: u64,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        // SAFETY: the caller's promise: `signal` is the word that the other end adds to.
-        unsafe { await_word(a, end.signal, n, deadline) }
+    fn arrivals(self, _: &Latency, end: &End) -> u64 {
+        end.signal
     }
 }
 
@@ -256,6 +242,7 @@ unsafe fn ping_pong<A: Arch>(
     let qp = unsafe { Alone::new(a, end.qp)? };
     let begins = core::ptr::eq(end, &raw const p.ends[0]);
     let how = Post::by(deadline);
+    let arrivals = round.arrivals(p, end);
     let mut start = a.clock_ns();
     for n in 1..=p.iters {
         // SAFETY: the caller's promise.
@@ -263,9 +250,9 @@ unsafe fn ping_pong<A: Arch>(
             if begins {
                 round.send(&qp, p, end, n, how)?;
                 status.posted = n;
-                round.receive(a, p, end, n, deadline)?;
+                await_word(a, arrivals, n, deadline, || qp.error())?;
             } else {
-                round.receive(a, p, end, n, deadline)?;
+                await_word(a, arrivals, n, deadline, || qp.error())?;
                 round.send(&qp, p, end, n, how)?;
                 status.posted = n;
             }
@@ -296,7 +283,7 @@ pub(crate) unsafe fn forward<A: Arch>(a: A, p: &Forward) {
                 key: Key(p.answer_key),
             };
             for n in 1..=p.iters {
-                let m = message(a, p, n, deadline)?;
+                let m = message(a, p, n, deadline, || qp.error())?;
                 let mut words = [0; 10];
                 for i in 0..MESSAGE_WORDS {
                     words[2 * i] = m[i] as u32;
@@ -322,7 +309,7 @@ pub(crate) unsafe fn bare_echo<A: Arch>(a: A, p: &Forward) {
     unsafe {
         echo(a, p, |deadline, answered| {
             for n in 1..=p.iters {
-                let m = message(a, p, n, deadline)?;
+                let m = message(a, p, n, deadline, || None)?;
                 for (i, v) in m.into_iter().enumerate() {
                     a.store64(word(p.answer).add(i), v, sites::DATA);
                 }
@@ -340,12 +327,13 @@ unsafe fn message<A: Arch>(
     p: &Forward,
     n: u64,
     deadline: Deadline,
+    error: impl Fn() -> Option<Error>,
 ) -> Result<[u64; MESSAGE_WORDS], Error> {
     let line = word(p.line);
     let mut m = [0; MESSAGE_WORDS];
     // SAFETY: the caller's promise: a 64-byte line.
     unsafe {
-        await_word(a, p.line + 8 * MESSAGE_WORDS as u64, n, deadline)?;
+        await_word(a, p.line + 8 * MESSAGE_WORDS as u64, n, deadline, error)?;
         for (i, m) in m.iter_mut().enumerate() {
             *m = a.load64(line.add(i), sites::DATA);
         }

@@ -102,7 +102,7 @@ pub struct Rate {
     pub op: u32,
     /// [`flags`].
     pub flags: u32,
-    /// Messages that share one reservation and one ring, 1 to 511. More than 1 for puts of at most 1 GiB only.
+    /// Messages that share one ring; puts of at most 1 GiB share one reservation too (then at most 511).
     pub batch: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -245,7 +245,8 @@ pub struct Command {
 /// `proxy_put`: what NCCL's and NVSHMEM's proxies do. Threads hand [`Command`]s to CPU threads, which post and ring.
 ///
 /// Queue q has `depth` commands at `ring + q * depth * 32`, its producer index at `pi + 64 q` (GPU memory), a copy of the consumer index at
-/// `ci_cache + 64 q` (GPU memory), and the consumer index itself at `ci + 64 q`, which the CPU advances when puts have completed.
+/// `ci_cache + 64 q` (GPU memory), and the consumer index itself at `ci + 64 q`, which the CPU advances when puts have completed, or
+/// sets to `1 << 63 | Error::code()` when the queue has failed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Proxy {
@@ -334,4 +335,38 @@ pub struct Raw {
     pub record: u32,
     /// Must be 0.
     pub reserved: u32,
+}
+
+/// Five seconds: the deadline of the default parameters.
+const DEADLINE_NS: u64 = 5_000_000_000;
+
+impl Rate {
+    /// One message on one exclusive QP, with a deadline of 5 seconds; addresses, keys and size are 0, to be filled in.
+    pub const fn one_message() -> Self {
+        const NOWHERE: Area = Area {
+            addr: 0,
+            stride: 0,
+            key: 0,
+            mask: 0,
+        };
+        Self {
+            qps: 0,
+            qp_count: 1,
+            sharing: sharing::EXCLUSIVE,
+            op: op::PUT,
+            flags: 0,
+            batch: 1,
+            reserved: 0,
+            size: 0,
+            iters: 1,
+            run_ns: 0,
+            deadline_ns: DEADLINE_NS,
+            local: NOWHERE,
+            remote: NOWHERE,
+            signal: 0,
+            signal_key: 0,
+            reserved2: 0,
+            status: 0,
+        }
+    }
 }

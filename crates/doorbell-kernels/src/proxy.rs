@@ -12,6 +12,9 @@ use crate::rate::{number, report};
 /// Polls between two looks at the clock.
 const LOOK: u32 = 16;
 
+/// In the consumer index: the rest is the code of the queue's first error.
+const FAILED: u64 = 1 << 63;
+
 struct Queue {
     ring: *mut Chunk,
     pi: *mut u64,
@@ -65,7 +68,7 @@ unsafe fn commands<A: Arch>(a: A, p: &Proxy, start: u64, status: &mut Status) ->
                     a.fence(sites::RING_FENCE);
                     first
                 }
-                Err(e) => 1 << 63 | e.code(),
+                Err(e) => FAILED | e.code(),
             };
         }
         let first = if g.size > 1 {
@@ -73,8 +76,8 @@ unsafe fn commands<A: Arch>(a: A, p: &Proxy, start: u64, status: &mut Status) ->
         } else {
             first
         };
-        if first >> 63 != 0 {
-            return Err(Error::from_code(first & !(1 << 63)).unwrap_or(Error::QP_ERROR));
+        if first & FAILED != 0 {
+            return Err(Error::from_code(first).unwrap_or(Error::QP_ERROR));
         }
         if g.size > 1 {
             // The leader's fence comes before everybody's command.
@@ -139,6 +142,9 @@ impl Queue {
             // SAFETY: the caller's promise: words of the queue.
             unsafe {
                 let ci = a.load64(self.ci, sites::SIGNAL_LOAD);
+                if ci & FAILED != 0 {
+                    return Err(Error::from_code(ci).unwrap_or(Error::QP_ERROR));
+                }
                 if ci >= target {
                     a.max64(self.ci_cache, ci, sites::CI_MAX);
                     return Ok(());

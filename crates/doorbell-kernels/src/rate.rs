@@ -162,7 +162,7 @@ impl Poster for Put {
     }
 }
 
-/// One message a call.
+/// One message a call; all but a batch's last leave the ringing to it.
 #[derive(Clone, Copy)]
 struct Other(u32);
 
@@ -175,12 +175,27 @@ impl Poster for Other {
         at: At,
         how: Post,
     ) -> Result<Ticket, Error> {
-        let (remote, local) = (at.remote(p, 0), at.local(p, 0));
-        if at.batch != 1 {
-            return Err(Error::INVALID);
+        for k in 1..at.batch {
+            self.one(qp, p, at, k - 1, how.without_ringing())?;
         }
+        self.one(qp, p, at, at.batch - 1, how)
+    }
+}
+
+impl Other {
+    #[inline(always)]
+    fn one<A: Arch, M: Sharing>(
+        self,
+        qp: &Qp<'_, A, Thread, M>,
+        p: &Rate,
+        at: At,
+        k: u32,
+        how: Post,
+    ) -> Result<Ticket, Error> {
+        let (remote, local) = (at.remote(p, k), at.local(p, k));
+        let message = at.message + u64::from(k);
         match self.0 {
-            op::PUT_VALUE => qp.put_value(remote, at.message + 1, 8, how),
+            op::PUT_VALUE => qp.put_value(remote, message + 1, 8, how),
             op::GET => qp.get(remote, local, how),
             op::FETCH_ADD => qp.fetch_add(
                 remote,

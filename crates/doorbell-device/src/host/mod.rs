@@ -306,12 +306,13 @@ impl<const LANES: usize> Arch for &HostThread<LANES> {
     unsafe fn store_own64(self, p: *mut u64, v: u64) {
         unsafe { word64(p) }.store(v, Ordering::Relaxed);
     }
-    /// Two relaxed 8-byte stores: an engine in another thread reads the ring the same way, so neither tears nor races.
+    /// Two 8-byte stores: an engine in another thread reads the ring the same way, so neither tears nor races. The second is a release,
+    /// so that whoever sees it sees the first: a 16-byte store of a GPU arrives whole.
     #[inline(always)]
     unsafe fn store_chunk(self, p: *mut Chunk, c: Chunk) {
         let p = p.cast::<u64>();
         unsafe { word64(p) }.store(c.0[0], Ordering::Relaxed);
-        unsafe { word64(p.add(1)) }.store(c.0[1], Ordering::Relaxed);
+        unsafe { word64(p.add(1)) }.store(c.0[1], Ordering::Release);
     }
     #[inline(always)]
     unsafe fn store_mmio64(self, p: *mut u64, v: u64) {
