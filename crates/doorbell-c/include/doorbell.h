@@ -96,7 +96,7 @@ typedef struct doorbell_device_info {
     uint32_t hca_cores;     /* engine threads; 0: caller-driven */
     uint32_t reserved;
 } doorbell_device_info;
-#define DOORBELL_DEVICE_INFO_INIT { .size = sizeof(doorbell_device_info) }
+#define DOORBELL_DEVICE_INFO_INIT { sizeof(doorbell_device_info), { 0 }, { 0 }, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Opens a GPU and starts the engine. A CUDA device is used through its primary context, as the CUDA runtime and PyTorch do. attr may be NULL. */
 DOORBELL_API doorbell_status doorbell_device_open(const doorbell_device_attr *attr, doorbell_device **out);
@@ -148,7 +148,7 @@ typedef struct doorbell_mr_info {
     uint32_t key;     /* local and remote key */
     uint32_t access;
 } doorbell_mr_info;
-#define DOORBELL_MR_INFO_INIT { .size = sizeof(doorbell_mr_info) }
+#define DOORBELL_MR_INFO_INIT { sizeof(doorbell_mr_info), 0, 0, 0, 0 }
 
 /* Registers memory. The region keeps the memory alive. */
 DOORBELL_API doorbell_status doorbell_mr_register(doorbell_pd *pd, doorbell_mem *mem, uint32_t access, uint32_t addressing, doorbell_mr **out);
@@ -181,7 +181,7 @@ typedef struct doorbell_qp_attr {
  * Doorbell's extension. Both are addresses in memory that the GPU reads. */
 #ifndef DOORBELL_QP_T
 #define DOORBELL_QP_T
-typedef struct doorbell_qp_t {
+typedef struct doorbell_qp_handle {
     void *qp;
     void *ext;
 } doorbell_qp_t;
@@ -204,7 +204,7 @@ typedef struct doorbell_qp_info {
     uint64_t bytes;       /* payload moved */
     uint64_t flushed;     /* slots flushed in the error state */
 } doorbell_qp_info;
-#define DOORBELL_QP_INFO_INIT { .size = sizeof(doorbell_qp_info) }
+#define DOORBELL_QP_INFO_INIT { sizeof(doorbell_qp_info), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 #define DOORBELL_ERROR_NONE 0u
 #define DOORBELL_ERROR_COMPLETION 1u  /* a work request completed in error */
@@ -219,7 +219,7 @@ typedef struct doorbell_qp_error_info {
     uint32_t wqe_index; /* modulo 2^16 */
     char text[400];     /* in words, terminated */
 } doorbell_qp_error_info;
-#define DOORBELL_QP_ERROR_INFO_INIT { .size = sizeof(doorbell_qp_error_info) }
+#define DOORBELL_QP_ERROR_INFO_INIT { sizeof(doorbell_qp_error_info), 0, 0, 0, 0, { 0 } }
 
 /* attr may be NULL. */
 DOORBELL_API doorbell_status doorbell_qp_create(doorbell_pd *pd, const doorbell_qp_attr *attr, doorbell_qp **out);
