@@ -34,7 +34,7 @@ use doorbell_wire::{Key, Remote};
 pub use doorbell_device::{Deadline, Local, Post, Ticket};
 
 use crate::mr::{Mr, RemoteMr};
-use crate::qp::{Export, Qp, State};
+use crate::qp::{Export, QpCore};
 use crate::{Error, Result};
 
 /// A queue as one CPU thread posts to it: `doorbell-device`'s own queue pair.
@@ -48,7 +48,7 @@ pub struct CpuQp {
 
 impl CpuQp {
     /// Exports `qp` into host memory and takes it for one CPU thread at a time.
-    pub fn new<S: State>(qp: &Qp<S>) -> Result<Self> {
+    pub fn new(qp: &QpCore) -> Result<Self> {
         let relax = qp.pd().inner.device.provider.relax_hook();
         let grid = HostGrid::new(
             1,

@@ -109,8 +109,8 @@ pub use mr::{Access, Addressing, Mr, Pd, RemoteMr};
 pub use peer::{Listener, Peer};
 pub use proxy::{Proxy, ProxyConfig, ProxyCounters};
 pub use qp::{
-    Cq, Export, ExportLayout, Handler, Progress, Qp, QpBuilder, QpCounters, QpState, Ready, Reset,
-    State, connect_pair, export_array, export_array_host,
+    AnyQp, Cq, Export, ExportLayout, Handler, Progress, Qp, QpBuilder, QpCore, QpCounters, QpState,
+    Ready, Reset, State, connect_pair, export_array, export_array_host,
 };
 
 pub use doorbell_device::layout::{CqKind, ErrorKind, QpHandle};

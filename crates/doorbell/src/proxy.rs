@@ -19,7 +19,7 @@ use doorbell_wire::Key;
 
 use crate::cpu::{CpuQp, CpuQueue};
 use crate::device::{Device, Inner as DeviceInner};
-use crate::qp::{Qp, Ready};
+use crate::qp::QpCore;
 use crate::{Error, Result};
 
 /// Commands taken from one queue before the next gets its turn.
@@ -86,7 +86,11 @@ pub struct ProxyCounters {
 
 impl Proxy {
     /// Starts threads that serve one command ring for each of `qps`, which they post to from now on.
-    pub fn start(device: &Device, qps: &[&Qp<Ready>], config: &ProxyConfig) -> Result<Self> {
+    pub fn start<Q: AsRef<QpCore>>(
+        device: &Device,
+        qps: &[Q],
+        config: &ProxyConfig,
+    ) -> Result<Self> {
         let (n, depth) = (qps.len(), config.depth);
         let bad = |object, value: String, remedy| {
             Err(Error::Argument {
@@ -130,7 +134,7 @@ impl Proxy {
                 )
             };
             shares[i % workers].push(Queue {
-                cpu: CpuQp::new(qp)?,
+                cpu: CpuQp::new(qp.as_ref())?,
                 commands: Commands {
                     ring: ring.cast(),
                     ci: ci.cast(),
@@ -138,7 +142,7 @@ impl Proxy {
                 },
                 number: i,
                 depth: u64::from(depth),
-                slots: u64::from(qp.depth()),
+                slots: u64::from(qp.as_ref().depth()),
             });
         }
         let shared = Arc::new(Shared::default());

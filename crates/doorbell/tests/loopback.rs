@@ -366,7 +366,7 @@ fn several_cores_share_the_queue_pairs() {
         .unwrap();
     let b = Bench::new(device, Place::Gpu, 1 << 16);
     let qps: Vec<_> = (0..6).map(|_| b.qp()).collect();
-    let cores: std::collections::BTreeSet<_> = qps.iter().filter_map(Qp::core).collect();
+    let cores: std::collections::BTreeSet<_> = qps.iter().filter_map(|q| q.core()).collect();
     assert_eq!(cores.into_iter().collect::<Vec<_>>(), [0, 1]);
     many(
         &b,

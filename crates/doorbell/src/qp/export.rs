@@ -12,7 +12,7 @@ use doorbell_device::layout::{
     ErrorWord, GpuQp, MemType, POISON, QpExt, QpHandle, QpInit, RINGING,
 };
 
-use super::QpInner;
+use super::{QpCore, QpInner};
 use crate::arena::Slice;
 use crate::{Error, QpFault, Result};
 
@@ -283,6 +283,18 @@ impl Export {
             )?,
         })
     }
+}
+
+/// Exports many queue pairs side by side: [`Export::table_addr`] is then what kernels take.
+pub fn export_array<Q: AsRef<QpCore>>(qps: &[Q], layout: ExportLayout) -> Result<Export> {
+    let inners: Vec<_> = qps.iter().map(|q| &q.as_ref().inner).collect();
+    Export::gpu(&inners, layout)
+}
+
+/// As [`export_array`], into host memory, for CPUs that post.
+pub fn export_array_host<Q: AsRef<QpCore>>(qps: &[Q], layout: ExportLayout) -> Result<Export> {
+    let inners: Vec<_> = qps.iter().map(|q| &q.as_ref().inner).collect();
+    Export::host(&inners, layout)
 }
 
 /// Indices of a queue pair in slots, as its device code keeps them.
