@@ -1,8 +1,24 @@
 //! Payloads in GPU memory: what the HCA asks of a copy engine, and the pipeline that keeps work requests in order.
 //!
 //! [`Dma`] is the whole of what the HCA knows of a GPU: batches in, tickets out, nothing that blocks.
-//! `DmaCore` belongs to one engine core: it turns jobs of many QPs into batches, completes them in order per QP,
+//! [`DmaCore`] belongs to one engine core: it turns jobs of many QPs into batches, completes them in order per QP,
 //! and never lets one QP wait for another.
+
+mod atomic;
+mod channel;
+mod issue;
+mod job;
+#[cfg(test)]
+mod mock;
+mod pipeline;
+mod route;
+mod staging;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Work};
+pub use pipeline::{DmaConfig, DmaCore, DmaCounters, WriteOrder};
 
 use std::{any::Any, fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
 
@@ -72,7 +88,7 @@ pub trait Dma: Send + Sync {
     }
 
     /// Where the CPU can load and store device memory (a BAR mapped as GDRCopy does), if anywhere. Stores to it are
-    /// posted, so every write is read back before it counts as done.
+    /// posted, so every write is read back before it counts as done. The answer for the same memory is always the same.
     fn cpu_map(&self, _addr: u64, _len: u64) -> Option<NonNull<u8>> {
         None
     }

@@ -313,15 +313,6 @@ impl Socket {
         }
         Ok(Received::Message(bytes[..message.bytes].to_vec(), fds))
     }
-
-    #[cfg(test)]
-    pub(crate) fn pair() -> (Self, Self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (a, b) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-                .unwrap();
-        (Self { fd: a }, Self { fd: b })
-    }
 }
 
 impl AsFd for Socket {

@@ -1,0 +1,253 @@
+//! One copy engine as one core uses it: batches being filled, batches under way.
+//!
+//! Batches are numbered. On an ordered engine the number of a batch says what it comes after, so a later copy of the
+//! same QP is simply put into a later batch; nobody waits for an earlier one on the CPU.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Dma, DmaOp,
+    job::DmaFailure,
+    staging::{Pool, Slot},
+};
+use crate::raw::Shared;
+
+/// Names a job within its core.
+pub(super) type JobId = u32;
+
+/// Batches that may be filled ahead of the one that is submitted next.
+const AHEAD: u64 = 16;
+
+/// What is to be done when a copy has ended.
+#[derive(Debug)]
+pub(super) enum Role {
+    /// Nothing.
+    Move,
+    /// The first half of a bounce; the second is in a later batch and has the buffer.
+    Gather,
+    /// From a buffer, which is free then.
+    Out(Slot),
+    /// Into a buffer, from where the CPU copies it to host memory that the engine does not reach.
+    Land(Slot, Shared<u8>, u64),
+    /// Into a buffer, from where another copy (channel, address, bytes) goes on.
+    Forward(Slot, usize, u64, u64),
+    /// Into a buffer: the old value of an atomic.
+    Modify(Slot),
+}
+
+/// A copy with its purpose.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) copy: DmaOp,
+    pub(super) job: JobId,
+    pub(super) role: Role,
+    /// Its job has failed: take its turn, but copy nothing.
+    pub(super) skip: bool,
+}
+
+/// A copy that ended.
+pub(super) struct Done {
+    pub(super) op: Op,
+    pub(super) result: Result<(), Arc<DmaFailure>>,
+}
+
+struct Batch {
+    /// Of the engine; an error if it refused the batch; `None` if there was nothing to copy.
+    ticket: Option<Result<u64, Arc<DmaFailure>>>,
+    ops: Vec<Op>,
+    since: Instant,
+}
+
+/// A copy engine with its batches.
+pub(super) struct Channel {
+    pub(super) dma: Arc<dyn Dma>,
+    pub(super) ordered: bool,
+    pub(super) pool: Pool,
+    /// Why nothing is submitted at present.
+    pub(super) stalled: Option<Arc<DmaFailure>>,
+    max_batch: usize,
+    max_in_flight: usize,
+    /// Number of the batch at the front of `queue`.
+    base: u64,
+    queue: VecDeque<Vec<Op>>,
+    in_flight: VecDeque<Batch>,
+    copies: Vec<DmaOp>,
+}
+
+impl Channel {
+    pub(super) fn new(me: usize, dma: Arc<dyn Dma>) -> Self {
+        Self {
+            ordered: dma.ordered(),
+            max_batch: dma.max_batch().max(1),
+            max_in_flight: dma.max_in_flight().max(1),
+            dma,
+            pool: Pool::new(me),
+            stalled: None,
+            base: 0,
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            copies: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.queue.iter().all(Vec::is_empty)
+    }
+
+    /// The first batch from number `from` on that has room, not too far ahead.
+    pub(super) fn room(&self, from: u64) -> Option<u64> {
+        let mut number = from.max(self.base);
+        while number < self.base + AHEAD {
+            match self.queue.get((number - self.base) as usize) {
+                Some(batch) if batch.len() >= self.max_batch => number += 1,
+                _ => return Some(number),
+            }
+        }
+        None
+    }
+
+    /// As [`Channel::room`], but always found: for second halves, which others wait for.
+    pub(super) fn room_at_last(&self) -> u64 {
+        self.room(self.base).unwrap_or(self.base + AHEAD)
+    }
+
+    pub(super) fn put(&mut self, number: u64, op: Op) {
+        let index = (number - self.base) as usize;
+        while self.queue.len() <= index {
+            self.queue.push_back(Vec::new());
+        }
+        self.queue[index].push(op);
+    }
+
+    /// Copies of the job that have not been submitted will not be.
+    pub(super) fn skip(&mut self, job: JobId) {
+        self.queue
+            .iter_mut()
+            .flatten()
+            .filter(|op| op.job == job)
+            .for_each(|op| op.skip = true);
+    }
+
+    /// Jobs with copies under way or waiting here.
+    pub(super) fn jobs(&self) -> Vec<JobId> {
+        let under_way = self.in_flight.iter().flat_map(|batch| &batch.ops);
+        let mut jobs: Vec<JobId> = under_way
+            .chain(self.queue.iter().flatten())
+            .map(|op| op.job)
+            .collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        jobs
+    }
+
+    /// Submits what waits, as far as batches may be under way.
+    pub(super) fn submit(&mut self, now: Instant) {
+        while self.stalled.is_none() && self.in_flight.len() < self.max_in_flight {
+            let Some(ops) = self.queue.pop_front() else {
+                return;
+            };
+            self.base += 1;
+            if ops.is_empty() {
+                continue;
+            }
+            self.copies.clear();
+            self.copies
+                .extend(ops.iter().filter(|op| !op.skip).map(|op| op.copy));
+            let ticket = (!self.copies.is_empty()).then(|| {
+                self.dma
+                    .submit(&self.copies)
+                    .map_err(|why| Arc::new(DmaFailure::Engine(why)))
+            });
+            // Also a batch that failed or is empty takes its turn: buffers it gives back may be in use by an earlier one.
+            self.in_flight.push_back(Batch {
+                ticket,
+                ops,
+                since: now,
+            });
+        }
+    }
+
+    /// Collects what has ended. `true`: the engine has just been found to stall.
+    pub(super) fn collect(
+        &mut self,
+        now: Instant,
+        patience: Duration,
+        done: &mut Vec<Done>,
+    ) -> bool {
+        let mut at = 0;
+        while let Some(batch) = self.in_flight.get(at) {
+            let result = match &batch.ticket {
+                None => Some(Ok(())),
+                Some(Err(failure)) => Some(Err(Arc::clone(failure))),
+                Some(Ok(ticket)) => match self.dma.poll(*ticket) {
+                    Ok(true) => Some(Ok(())),
+                    Ok(false) => None,
+                    Err(why) => Some(Err(Arc::new(DmaFailure::Engine(why)))),
+                },
+            };
+            match result {
+                Some(result) => {
+                    self.stalled = None;
+                    if let Some(batch) = self.in_flight.remove(at) {
+                        done.extend(batch.ops.into_iter().map(|op| Done {
+                            op,
+                            result: result.clone(),
+                        }));
+                    }
+                    if self.ordered
+                        && let Some(next) = self.in_flight.get_mut(at)
+                    {
+                        // Its own time begins when it can begin.
+                        next.since = next.since.max(now);
+                    }
+                }
+                None if self.ordered => break,
+                None => at += 1,
+            }
+        }
+        if self.stalled.is_some() {
+            return false;
+        }
+        let late = self
+            .in_flight
+            .iter()
+            .find(|batch| now.saturating_duration_since(batch.since) >= patience);
+        let Some(batch) = late else { return false };
+        let first = batch.ops.first().map_or(
+            DmaOp {
+                dst: 0,
+                src: 0,
+                len: 0,
+            },
+            |op| op.copy,
+        );
+        self.stalled = Some(Arc::new(DmaFailure::Stalled {
+            what: format!(
+                "{:#x} to {:#x}, first of {} in its batch",
+                first.src,
+                first.dst,
+                batch.ops.len()
+            ),
+            bytes: first.len,
+            waited: now.saturating_duration_since(batch.since),
+        }));
+        true
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if !self.in_flight.is_empty() {
+            // The engine still writes to the buffers.
+            tracing::error!(
+                "a copy engine is dropped with {} batches under way; its staging memory is left",
+                self.in_flight.len()
+            );
+            std::mem::forget(std::mem::replace(&mut self.pool, Pool::new(0)));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the engine hands to the copy pipeline, and what comes back.
+
+use std::{fmt, sync::Arc};
+
+use doorbell_wire::Width;
+
+use super::Dma;
+use crate::{mem::Place, raw::Shared};
+
+/// One work request whose bytes a copy engine moves. The ranges have been checked; they stay valid until
+/// [`Event::Retired`].
+pub struct Job {
+    /// The QP: its jobs complete in the order in which they were started.
+    pub qp: u32,
+    /// Comes back in [`Event::Completed`] (the WQE's position).
+    pub cookie: u64,
+    /// Comes back in [`Event::Retired`] (the colour of the core's grace acknowledger).
+    pub hold: bool,
+    /// What is to be done.
+    pub work: Work,
+}
+
+/// What a [`Job`] does.
+pub enum Work {
+    /// A WRITE or READ.
+    Copy {
+        /// Its pieces; they may be copied in any order.
+        pieces: Pieces,
+        /// Is this a signal, that is: must everything before it be visible first even where writes are relaxed
+        /// ([`super::WriteOrder::Relaxed`])? Inline writes and writes with immediate are.
+        signal: bool,
+    },
+    /// An atomic on a word of device memory.
+    Atomic {
+        /// The word's device address.
+        addr: u64,
+        /// The engine that reaches it.
+        dma: Arc<dyn Dma>,
+        /// 4 or 8 bytes.
+        width: Width,
+        /// The new value from the old one.
+        new: Box<dyn FnOnce(u64) -> u64 + Send>,
+        /// Where the old value goes: in host order for 8 bytes, big-endian for 4 (as mlx5's do).
+        sink: Place,
+    },
+}
+
+/// The pieces of a copy; nearly always one.
+pub enum Pieces {
+    /// One.
+    One(Piece),
+    /// Several.
+    Many(Vec<Piece>),
+}
+
+impl Pieces {
+    pub(super) fn get(&self, index: usize) -> Option<&Piece> {
+        match self {
+            Self::One(piece) => (index == 0).then_some(piece),
+            Self::Many(pieces) => pieces.get(index),
+        }
+    }
+}
+
+/// A piece of a copy.
+pub struct Piece {
+    /// From.
+    pub src: Source,
+    /// To.
+    pub dst: Place,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Addresses from `start` up to and without `end`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+impl Range {
+    pub(super) fn is_apart(self, other: Self) -> bool {
+        self.end <= other.start || other.end <= self.start
+    }
+
+    /// The smallest range that holds both.
+    pub(super) fn hull(self, other: Self) -> Self {
+        Self {
+            start: self.start.min(other.start),
+            end: self.end.max(other.end),
+        }
+    }
+}
+
+impl Piece {
+    /// What is read and what is written.
+    pub(super) fn ranges(&self) -> (Range, Range) {
+        let range = |place: &Place| {
+            let start = match place {
+                Place::Host(ptr) => ptr.addr() as u64,
+                Place::Device { addr, .. } => *addr,
+            };
+            Range {
+                start,
+                end: start.saturating_add(self.len),
+            }
+        };
+        let from = match &self.src {
+            Source::Place(place) => range(place),
+            Source::Inline(_) => Range::default(),
+        };
+        (from, range(&self.dst))
+    }
+}
+
+/// Where bytes come from.
+pub enum Source {
+    /// A registered region.
+    Place(Place),
+    /// The WQE itself.
+    Inline(Box<[u8]>),
+}
+
+/// What the pipeline reports.
+#[derive(Debug)]
+pub enum Event {
+    /// The oldest job of a QP ended: its bytes are visible. Write its CQE. After an error nothing more is reported for
+    /// the QP until [`super::DmaCore::cancel`].
+    Completed {
+        /// The QP.
+        qp: u32,
+        /// The job.
+        cookie: u64,
+        /// How it ended.
+        result: Result<(), Arc<DmaFailure>>,
+    },
+    /// Nothing of a job is under way any more: its memory may go. Comes for every job once, possibly long after an error.
+    Retired {
+        /// Of the job.
+        hold: bool,
+    },
+}
+
+/// Why a copy failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DmaFailure {
+    /// The copy engine refused or failed the batch.
+    #[error("the copy engine failed: {0}")]
+    Engine(String),
+    /// The batch did not end in time.
+    #[error(
+        "a copy of {bytes} bytes ({what}) has not ended within {waited:?}. Likely causes: a kernel that spins while the copy needs an SM (a copy \
+         within one GPU) or shares its stream's channel (more streams than CUDA_DEVICE_MAX_CONNECTIONS), another thread in cudaFree or \
+         cudaMalloc, or a module that is loaded lazily while the kernel runs (set CUDA_MODULE_LOADING=EAGER)"
+    )]
+    Stalled {
+        /// Direction and addresses.
+        what: String,
+        /// Bytes of the first copy of the batch.
+        bytes: u64,
+        /// The time it had.
+        waited: std::time::Duration,
+    },
+    /// Another core held the word's lock all the time.
+    #[error(
+        "an atomic on device memory at {addr:#x} waited {waited:?} for another one on the same words"
+    )]
+    Locked {
+        /// The word.
+        addr: u64,
+        /// The time it had.
+        waited: std::time::Duration,
+    },
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match &self.work {
+            Work::Copy { .. } => "copy",
+            Work::Atomic { .. } => "atomic",
+        };
+        write!(f, "{what} {:#x} of QP {:#x}", self.cookie, self.qp)
+    }
+}
+
+/// Writes the old value of an atomic to host memory.
+///
+/// # Safety
+/// `at` is mapped for the width's bytes.
+pub(super) unsafe fn put_old(at: Shared<u8>, width: Width, old: u64) {
+    let bytes = old_bytes(width, old);
+    // SAFETY: the caller's promise; the source is our own array.
+    unsafe { crate::copy::copy(at.as_ptr(), bytes.as_ptr(), width.bytes() as usize) };
+}
+
+/// The old value as the sink gets it.
+pub(super) fn old_bytes(width: Width, old: u64) -> [u8; 8] {
+    match width {
+        Width::Eight => old.to_ne_bytes(),
+        Width::Four => {
+            let mut bytes = [0; 8];
+            bytes[..4].copy_from_slice(&(old as u32).to_be_bytes());
+            bytes
+        }
+    }
+}

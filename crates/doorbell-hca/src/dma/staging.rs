@@ -1,0 +1,140 @@
+//! Staging buffers of one copy engine: small ones for signals and inline data, large ones for bounced payloads.
+//!
+//! Made when first needed (pinning is slow), handed out by number, taken back when the copy that used them has ended.
+
+use super::{Dma, Staging};
+
+/// Bytes of a small buffer: the largest inline payload fits.
+pub(super) const SMALL: usize = 4096;
+
+/// Bytes of a large buffer.
+pub(super) const LARGE: usize = 256 * 1024;
+
+const SMALL_COUNT: usize = 512;
+const LARGE_COUNT: usize = 32;
+
+/// A buffer that is in use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// The channel whose pool it belongs to.
+    pub(super) pool: usize,
+    class: usize,
+    index: u32,
+    addr: usize,
+}
+
+impl Slot {
+    /// Its address, for the CPU and for the copy engine.
+    pub(super) fn addr(&self) -> u64 {
+        self.addr as u64
+    }
+
+    /// Its first byte.
+    pub(super) fn ptr(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.addr)
+    }
+}
+
+struct Class {
+    size: usize,
+    count: usize,
+    memory: Option<Staging>,
+    free: Vec<u32>,
+}
+
+impl Class {
+    fn new(size: usize, count: usize) -> Self {
+        Self {
+            size,
+            count,
+            memory: None,
+            free: Vec::new(),
+        }
+    }
+}
+
+/// The buffers of one copy engine for one core.
+pub(super) struct Pool {
+    me: usize,
+    classes: [Class; 2],
+}
+
+impl Pool {
+    /// The pool of channel `me`.
+    pub(super) fn new(me: usize) -> Self {
+        Self {
+            me,
+            classes: [
+                Class::new(SMALL, SMALL_COUNT),
+                Class::new(LARGE, LARGE_COUNT),
+            ],
+        }
+    }
+
+    /// A buffer for `len` bytes, or for as many as the largest has. `None`: all are in use.
+    ///
+    /// # Errors
+    /// What the copy engine says when it cannot make them.
+    pub(super) fn take(&mut self, dma: &dyn Dma, len: u64) -> Result<Option<(Slot, u64)>, String> {
+        let class = usize::from(len > SMALL as u64);
+        let c = &mut self.classes[class];
+        let memory = match &mut c.memory {
+            Some(memory) => memory,
+            none => {
+                let memory = dma.staging(c.size * c.count)?;
+                if memory.len < c.size * c.count {
+                    return Err(format!(
+                        "{memory:?}, {} bytes were asked for",
+                        c.size * c.count
+                    ));
+                }
+                c.free = (0..c.count as u32).rev().collect();
+                none.insert(memory)
+            }
+        };
+        let base = memory.ptr.as_ptr().expose_provenance();
+        Ok(c.free.pop().map(|index| {
+            let slot = Slot {
+                pool: self.me,
+                class,
+                index,
+                addr: base + index as usize * c.size,
+            };
+            (slot, len.min(c.size as u64))
+        }))
+    }
+
+    pub(super) fn give(&mut self, slot: Slot) {
+        self.classes[slot.class].free.push(slot.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::mock::{Mock, MockMemory},
+        *,
+    };
+
+    #[test]
+    fn buffers_are_distinct_and_come_back() {
+        let memory = MockMemory::new(64);
+        let dma = Mock::new(&memory, 1);
+        let mut pool = Pool::new(0);
+        let mut taken = Vec::new();
+        while let Some((slot, len)) = pool.take(&*dma, 8).unwrap() {
+            assert_eq!(len, 8);
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), SMALL_COUNT);
+        let mut addrs: Vec<u64> = taken.iter().map(Slot::addr).collect();
+        addrs.sort_unstable();
+        assert!(addrs.windows(2).all(|w| w[1] - w[0] >= SMALL as u64));
+        let (large, len) = pool.take(&*dma, 1 << 30).unwrap().unwrap();
+        assert_eq!(len, LARGE as u64);
+        pool.give(large);
+        pool.give(taken.pop().unwrap());
+        assert!(pool.take(&*dma, SMALL as u64).unwrap().is_some());
+        assert!(pool.take(&*dma, 1).unwrap().is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! What becomes visible when, under engines that copy in any order the contract allows.
+
+use super::*;
+
+/// Random jobs of several QPs. In device memory each QP fills a row of words, one per job, in order; at no moment may a
+/// later word be there while an earlier one is not.
+fn rows(order: WriteOrder, seed: u64) {
+    const QPS: usize = 5;
+    const JOBS: usize = 120;
+    const WORDS: usize = 128;
+    let memory = MockMemory::new(DEVICE);
+    for dma in engines(&memory, seed) {
+        memory.bytes().fill(0);
+        let mut random = StdRng::seed_from_u64(seed);
+        // 0: payload, 1: signal; decided beforehand so that the watcher knows.
+        let signals: Vec<Vec<bool>> = (0..QPS)
+            .map(|_| (0..JOBS).map(|_| random.random_bool(0.3)).collect())
+            .collect();
+        memory.watch({
+            let signals = signals.clone();
+            move |bytes| {
+                for (qp, signals) in signals.iter().enumerate() {
+                    let there = |i: usize| bytes[(qp * WORDS + i) * 8] != 0;
+                    for last in (0..JOBS).filter(|&i| there(i)) {
+                        let strict = order == WriteOrder::Strict || signals[last];
+                        // What is strict comes after everything; what is not still comes after the last signal before it.
+                        let before = if strict {
+                            last
+                        } else {
+                            signals[..last]
+                                .iter()
+                                .rposition(|&s| s)
+                                .map_or(0, |s| s + 1)
+                        };
+                        for first in 0..before {
+                            assert!(
+                                there(first),
+                                "word {last} of QP {qp} before word {first} ({order:?})"
+                            );
+                        }
+                    }
+                }
+            }
+        });
+        let mut rig = Rig::new(DmaConfig {
+            order,
+            ..DmaConfig::default()
+        });
+        let mut sources: Vec<Box<[u8; 8]>> = Vec::new();
+        memory.write(memory.addr(0, 900_000), &[0xab; 8]);
+        for job in 0..JOBS {
+            for (qp, signals) in signals.iter().enumerate() {
+                let dst = device(&dma, memory.addr(0, (qp * WORDS + job) * 8));
+                let work = match (signals[job], random.random_range(0..2)) {
+                    (true, _) => inline(&[0xab; 8], dst),
+                    (false, 0) => copy(device(&dma, memory.addr(0, 900_000)), dst, 8),
+                    (false, _) => {
+                        sources.push(Box::new([0xab; 8]));
+                        copy(host(&mut sources.last_mut().unwrap()[..]), dst, 8)
+                    }
+                };
+                rig.start(qp as u32, work);
+            }
+            if random.random_bool(0.2) {
+                rig.poll();
+            }
+            // A completion is a promise: the bytes are there.
+            for (&qp, done) in &rig.completed {
+                for i in 0..done.len() {
+                    assert_eq!(
+                        memory.word(memory.addr(0, (qp as usize * WORDS + i) * 8)),
+                        0xabab_abab_abab_abab
+                    );
+                }
+            }
+        }
+        rig.drain();
+        for qp in 0..QPS {
+            let wanted: Vec<u64> = (0..JOBS).map(|job| (job * QPS + qp) as u64).collect();
+            assert_eq!(rig.good(qp as u32), wanted);
+        }
+        assert_eq!(rig.retired.iter().sum::<usize>(), QPS * JOBS);
+    }
+}
+
+#[test]
+fn work_requests_of_a_qp_become_visible_in_order() {
+    (0..8).for_each(|seed| rows(WriteOrder::Strict, seed));
+}
+
+#[test]
+fn relaxed_writes_may_pass_each_other_but_never_a_signal() {
+    (0..8).for_each(|seed| rows(WriteOrder::Relaxed, seed));
+}
+
+#[test]
+fn relaxed_writes_to_the_same_bytes_keep_their_order() {
+    let memory = MockMemory::new(DEVICE);
+    for seed in 0..20 {
+        let dma = Mock::new(&memory, seed);
+        let mut rig = Rig::new(DmaConfig {
+            order: WriteOrder::Relaxed,
+            ..DmaConfig::default()
+        });
+        let mut sources: Vec<[u8; 8]> = (1..=50u8).map(|i| [i; 8]).collect();
+        for source in &mut sources {
+            rig.start(1, copy(host(source), device(&dma, memory.addr(0, 64)), 8));
+        }
+        rig.drain();
+        assert_eq!(memory.word(memory.addr(0, 64)), 0x3232_3232_3232_3232);
+    }
+}
+
+#[test]
+fn an_ordered_engine_is_fed_ahead_and_relaxed_writes_share_batches() {
+    let memory = MockMemory::new(DEVICE);
+    let batches = |order| {
+        let dma = Mock::new(&memory, 3);
+        let mut rig = Rig::new(DmaConfig {
+            order,
+            ..DmaConfig::default()
+        });
+        let mut source = [1u8; 4096];
+        for i in 0..256 {
+            rig.start(
+                1,
+                copy(
+                    host(&mut source[i * 8..i * 8 + 8]),
+                    device(&dma, memory.addr(0, i * 8)),
+                    8,
+                ),
+            );
+        }
+        rig.drain();
+        dma.counts()
+    };
+    assert_eq!(
+        batches(WriteOrder::Strict),
+        (256, 256),
+        "one batch each, for one QP"
+    );
+    assert_eq!(batches(WriteOrder::Relaxed), (1, 256));
+    // Many QPs share batches in any case.
+    let dma = Mock::new(&memory, 3);
+    let mut rig = Rig::new(DmaConfig::default());
+    let mut source = [1u8; 4096];
+    for i in 0..256usize {
+        rig.start(
+            i as u32,
+            copy(
+                host(&mut source[i * 8..i * 8 + 8]),
+                device(&dma, memory.addr(0, i * 8)),
+                8,
+            ),
+        );
+    }
+    rig.drain();
+    assert_eq!(dma.counts(), (1, 256));
+}
