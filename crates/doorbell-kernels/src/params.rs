@@ -28,7 +28,7 @@ macro_rules! params {
     };
 }
 
-params! { Rate = 136, Latency = 224, Forward = 72, Proxy = 112, Hammer = 88, Raw = 48, Status = 32 }
+params! { Rate = 136, Latency = 224, Forward = 72, Proxy = 112, Hammer = 96, Raw = 48, Status = 32 }
 
 /// Remote or local memory of work requests: a base, and how far each thread moves from it.
 #[repr(C)]
@@ -315,6 +315,8 @@ pub struct Hammer {
     pub deadline_ns: u64,
     /// Start of the pseudo-random sequence.
     pub seed: u64,
+    /// WQE address of 8 bytes that take what signals return; its key is `key`.
+    pub sink: u64,
 }
 
 /// `raw_post`: copies slots into the ring as they are and rings the given word: what a hostile or broken kernel does.

@@ -59,7 +59,7 @@ unsafe fn strike<A: Arch, M: Sharing>(
     // SAFETY: the caller's promise.
     let qp = unsafe {
         let handle = handle(a, p.qps, me % u64::from(p.qp_count));
-        Qp::<A, Thread, M>::new(a, handle)?
+        Qp::<A, Thread, M>::new(a, handle)?.with_sink(p.sink, Key(p.key))
     };
     let source: *mut u64 = core::ptr::with_exposed_provenance_mut(p.source as usize);
     // SAFETY: the caller's promise: 64 words a thread.
