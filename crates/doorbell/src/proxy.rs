@@ -30,6 +30,9 @@ const SLOTS: u64 = 4;
 const COMMAND: usize = size_of::<params::Command>();
 /// Bytes from one queue's words to the next.
 const LINE: usize = 64;
+/// Marks an error in a consumer index (see [`params::Proxy`]), and the bits of [`doorbell_device::Error::code`].
+const FAILED: u64 = 1 << 63;
+const CODE: u64 = (1 << 48) - 1;
 /// Fruitless passes before a thread yields, and time before it sleeps between passes.
 const SPINS: u32 = 2000;
 const SLEEP_AFTER: Duration = Duration::from_millis(5);
@@ -71,7 +74,7 @@ struct Shared {
     stop: AtomicBool,
     commands: AtomicU64,
     rings: AtomicU64,
-    /// Queue number plus one in the upper half, [`doorbell_device::Error::code`]'s kind and syndromes in the lower: the first failure.
+    /// The first failure: queue number plus one from bit 48 on, [`doorbell_device::Error::code`] below.
     failed: AtomicU64,
 }
 
@@ -191,11 +194,11 @@ impl Proxy {
         }
     }
 
-    /// The first queue that failed, by number, if one did. It is served no longer; its kernels end by their deadlines.
+    /// The first queue that failed, by number, if one did. It is served no longer; its kernels are told.
     pub fn failed(&self) -> Option<(usize, doorbell_device::Error)> {
         let word = self.shared.failed.load(Ordering::Acquire);
         let queue = (word >> 48).checked_sub(1)?;
-        doorbell_device::Error::from_code(word & 0xffff_ffff).map(|e| (queue as usize, e))
+        doorbell_device::Error::from_code(word & CODE).map(|e| (queue as usize, e))
     }
 }
 
@@ -399,7 +402,8 @@ fn serve(
                 }
                 Err(e) => {
                     s.failed = true;
-                    let word = (s.number as u64 + 1) << 48 | (e.code() & 0xffff_ffff);
+                    s.commands.publish(FAILED | e.code());
+                    let word = (s.number as u64 + 1) << 48 | (e.code() & CODE);
                     let _ = shared.failed.compare_exchange(
                         0,
                         word,
