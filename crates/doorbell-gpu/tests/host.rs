@@ -383,11 +383,11 @@ fn an_abandoned_kernel_keeps_its_memory() {
     let gpu = gpu();
     let counter = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
     let freed = Arc::new(AtomicBool::new(false));
-    let foreign = Box::leak(Box::new(0u64));
-    // SAFETY: leaked memory is valid for ever.
+    static FOREIGN: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: a static is valid for ever.
     let registered = unsafe {
         gpu.register_host_keeping(
-            std::ptr::NonNull::from(foreign).cast(),
+            std::ptr::NonNull::from(&FOREIGN).cast(),
             8,
             Arc::new(Flag(Arc::clone(&freed))),
         )
@@ -456,10 +456,10 @@ fn dropping_a_launch_aborts_it() {
     }
     .unwrap();
     drop(launch);
-    let foreign = Box::leak(Box::new(0u64));
+    static FOREIGN: AtomicU64 = AtomicU64::new(0);
     let keep = Arc::new(Flag(Arc::clone(&freed)));
-    // SAFETY: leaked memory is valid for ever.
-    drop(unsafe { gpu.register_host_keeping(std::ptr::NonNull::from(foreign).cast(), 8, keep) });
+    // SAFETY: a static is valid for ever.
+    drop(unsafe { gpu.register_host_keeping(std::ptr::NonNull::from(&FOREIGN).cast(), 8, keep) });
     assert!(
         freed.load(Ordering::Acquire),
         "the launch still counts as running"

@@ -221,6 +221,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "moves tens of megabytes")]
     fn bounced_copies_arrive_whole() {
         // Memory: bounce buffer, then 12 MiB of data, then their destination.
         const LEN: usize = 12 << 20;
