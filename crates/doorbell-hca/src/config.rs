@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::mem::table::MAX_LOG_SLOTS;
 
@@ -71,6 +72,8 @@ pub struct HcaConfig {
     pub stale_limit: Duration,
     /// How long WRITE with immediate waits for a receive before the QP gets `NoReceive`.
     pub rnr_limit: Duration,
+    /// Copies of GPU memory: order and patience.
+    pub dma: DmaConfig,
     /// How long dropping a [`Mr`](crate::Mr) or [`HcaQp`](crate::HcaQp) waits before it leaks instead.
     pub drop_timeout: Duration,
 }
@@ -85,6 +88,7 @@ impl Default for HcaConfig {
             batch: 64,
             stale_limit: Duration::from_millis(20),
             rnr_limit: Duration::from_millis(100),
+            dma: DmaConfig::default(),
             drop_timeout: Duration::from_secs(2),
         }
     }

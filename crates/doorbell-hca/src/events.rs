@@ -27,6 +27,13 @@ pub enum Event {
         /// Index of the WQE, modulo 2^16.
         wqe_index: u16,
     },
+    /// A copy engine failed or stalled; the QP's error follows.
+    CopyFailed {
+        /// The QP.
+        qpn: Qpn,
+        /// What happened, and what the likely cause is.
+        reason: String,
+    },
     /// An engine core died; all its QPs are in error.
     EngineDown {
         /// The core.

@@ -153,7 +153,7 @@ impl Hca {
             what: "making the key table",
             source,
         })?;
-        let cores = (0..count).map(CoreSlot::new).collect();
+        let cores = (0..count).map(|i| CoreSlot::new(i, config.dma)).collect();
         let inner = Arc::new(Inner {
             regions,
             grace: GraceClock::default(),

@@ -177,12 +177,6 @@ pub(crate) fn prefetch<T>(ptr: *const T) {
     let _ = ptr;
 }
 
-/// Orders everything this thread wrote before it ahead of everything it writes after it, weakly ordered string stores included.
-#[inline(always)]
-pub(crate) fn release_fence() {
-    core::sync::atomic::fence(Ordering::Release);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

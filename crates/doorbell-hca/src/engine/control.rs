@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Core;
 use super::counters::AtomicCoreCounters;
+use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::hca::{CoreHealth, Inner};
 
@@ -31,7 +32,7 @@ pub(crate) struct CoreSlot {
 }
 
 impl CoreSlot {
-    pub(crate) fn new(index: usize) -> Self {
+    pub(crate) fn new(index: usize, dma: DmaConfig) -> Self {
         Self {
             ack: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
@@ -41,7 +42,7 @@ impl CoreSlot {
             mail: Mutex::default(),
             dead: OnceLock::new(),
             counters: AtomicCoreCounters::default(),
-            core: Mutex::new(Core::new(index)),
+            core: Mutex::new(Core::new(index, dma)),
         }
     }
 

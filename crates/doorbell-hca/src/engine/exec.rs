@@ -11,7 +11,7 @@ use super::Cx;
 use super::hot::TURN_BYTES;
 use super::keys::{CachedKey, Use};
 use super::qp::{EngineQp, Park, Target};
-use crate::copy::{copy, store8};
+use crate::copy::copy;
 use crate::fault::Fault;
 use crate::link::Delivery;
 use crate::mem::{Access, End, Place, Span};
@@ -26,6 +26,16 @@ pub(super) enum Step {
     Parked,
     /// Refused.
     Failed(Fault, Option<Ctrl>),
+}
+
+/// What executing a request came to.
+enum Outcome {
+    /// Complete; so many bytes moved.
+    Complete(u32),
+    /// A copy engine has it.
+    Issued,
+    /// Set aside (`park` says why).
+    Parked,
 }
 
 /// A long copy between host regions, done in slices so that other QPs get their turns and deregistrations end.
@@ -148,25 +158,27 @@ impl EngineQp {
         };
         // SAFETY: the caller of `one` promises that the QP is attached and its keys are of this round.
         match unsafe { self.execute(cx, ctrl, request) } {
-            Ok(Some(byte_cnt)) => {
-                let sop = self.cq.sop(ctrl.opcode);
-                self.complete(self.exec, sop, ctrl.signalled(), byte_cnt);
+            Ok(Outcome::Parked) => Step::Parked,
+            Ok(outcome) => {
+                if let Outcome::Complete(byte_cnt) = outcome {
+                    let sop = self.cq.sop(ctrl.opcode);
+                    self.complete(self.exec, sop, ctrl.signalled(), byte_cnt);
+                }
                 self.exec += u64::from(ctrl.slots());
                 self.park = None;
                 Step::Done
             }
-            Ok(None) => Step::Parked,
             Err(fault) => self.refuse(fault, ctrl),
         }
     }
 
-    /// Executes a request: `Some(bytes)` when it is complete, `None` when the QP was parked.
+    /// Executes a request.
     unsafe fn execute(
         &mut self,
         cx: &mut Cx<'_>,
         ctrl: Ctrl,
         request: Request<'_>,
-    ) -> Result<Option<u32>, Fault> {
+    ) -> Result<Outcome, Fault> {
         match request {
             Request::Nop => self.after_copies(0),
             Request::Wait { index, cqn } => {
@@ -178,7 +190,7 @@ impl EngineQp {
                     Some(true) => self.after_copies(0),
                     Some(false) => {
                         self.park = Some(Park::Wait { on, index });
-                        Ok(None)
+                        Ok(Outcome::Parked)
                     }
                     None => Err(Fault::BadWaitCq),
                 }
@@ -198,7 +210,11 @@ impl EngineQp {
             },
             Request::FetchAdd { remote, local, add } => {
                 // SAFETY: passed on.
-                unsafe { self.atomic(cx, remote, local, Width::Eight, |old| old.wrapping_add(add)) }
+                unsafe {
+                    self.atomic(cx, ctrl, remote, local, Width::Eight, move |old| {
+                        old.wrapping_add(add)
+                    })
+                }
             }
             Request::CompareSwap {
                 remote,
@@ -208,7 +224,7 @@ impl EngineQp {
             } => {
                 // SAFETY: passed on.
                 unsafe {
-                    self.atomic(cx, remote, local, Width::Eight, |old| {
+                    self.atomic(cx, ctrl, remote, local, Width::Eight, move |old| {
                         if old == compare { swap } else { old }
                     })
                 }
@@ -222,7 +238,7 @@ impl EngineQp {
             } => {
                 // SAFETY: passed on.
                 unsafe {
-                    self.atomic(cx, remote, local, width, |old| {
+                    self.atomic(cx, ctrl, remote, local, width, move |old| {
                         arith::masked_add(old, add, boundary)
                     })
                 }
@@ -238,7 +254,7 @@ impl EngineQp {
             } => {
                 // SAFETY: passed on.
                 unsafe {
-                    self.atomic(cx, remote, local, width, |old| {
+                    self.atomic(cx, ctrl, remote, local, width, move |old| {
                         arith::masked_swap(old, swap, compare, swap_mask, compare_mask)
                     })
                 }
@@ -247,12 +263,20 @@ impl EngineQp {
     }
 
     /// Something that the CPU does at once may be done only when the copies before it are complete.
-    fn after_copies(&mut self, byte_cnt: u32) -> Result<Option<u32>, Fault> {
+    fn after_copies(&mut self, byte_cnt: u32) -> Result<Outcome, Fault> {
+        Ok(if self.wait_for_copies() {
+            Outcome::Parked
+        } else {
+            Outcome::Complete(byte_cnt)
+        })
+    }
+
+    fn wait_for_copies(&mut self) -> bool {
         if self.cold.copies.is_empty() {
-            return Ok(Some(byte_cnt));
+            return false;
         }
         self.park = Some(Park::Copies);
-        Ok(None)
+        true
     }
 
     /// WRITE or READ.
@@ -264,7 +288,7 @@ impl EngineQp {
         local: Payload<'_>,
         imm: Option<u32>,
         read: bool,
-    ) -> Result<Option<u32>, Fault> {
+    ) -> Result<Outcome, Fault> {
         let total = local.len();
         if total > MAX_MESSAGE {
             return Err(Fault::BadLength);
@@ -288,10 +312,11 @@ impl EngineQp {
             }
         }
         if !all_host {
-            return self.issue(cx, ctrl, remote, local, imm, read);
+            let issued = self.issue(cx, ctrl, remote, local, imm, read)?;
+            return Ok(self.issued_or_parked(issued));
         }
-        if self.after_copies(0)?.is_none() {
-            return Ok(None);
+        if self.wait_for_copies() {
+            return Ok(Outcome::Parked);
         }
         if let (Payload::Local(local), true) = (local, total > TURN_BYTES) {
             self.park = Some(Park::Slices(Slices {
@@ -303,7 +328,7 @@ impl EngineQp {
                 done: 0,
                 waiting: None,
             }));
-            return Ok(None);
+            return Ok(Outcome::Parked);
         }
         if let Some(Place::Host(there)) = there {
             let mut offset = 0usize;
@@ -338,22 +363,25 @@ impl EngineQp {
             }
         }
         let since = match self.park {
-            Some(Park::Target { since }) => Some(since),
+            Some(Park::Receive { since }) => Some(since),
             _ => None,
         };
-        Ok(match self.deliver(cx, imm, total as u32, since)? {
-            Ok(()) => Some(total as u32),
-            Err(since) => {
-                self.park = Some(Park::Target { since });
-                None
-            }
-        })
+        Ok(
+            match self.deliver(cx, self.exec, imm, total as u32, since)? {
+                Ok(()) => Outcome::Complete(total as u32),
+                Err(since) => {
+                    self.park = Some(Park::Receive { since });
+                    Outcome::Parked
+                }
+            },
+        )
     }
 
     /// The end of a WRITE whose bytes are in place: the immediate, if there is one. `Err(since)`: it waits for a receive.
-    fn deliver(
+    pub(super) fn deliver(
         &mut self,
         cx: &mut Cx<'_>,
+        at: u64,
         imm: Option<u32>,
         byte_cnt: u32,
         since: Option<Instant>,
@@ -361,7 +389,7 @@ impl EngineQp {
         let Some(imm) = imm else { return Ok(Ok(())) };
         let delivery = match &self.cold.target {
             Target::None => return Err(Fault::NotConnected),
-            Target::Peer(peer) => peer.deliver_imm(self.exec, imm, byte_cnt),
+            Target::Peer(peer) => peer.deliver_imm(at, imm, byte_cnt),
             Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
                 None => Delivery::Failed(Fault::NoReceive),
                 // Somebody else is delivering to the same QP.
@@ -402,7 +430,7 @@ impl EngineQp {
                 self.park = Some(Park::Slices(slices));
                 return Step::Parked;
             }
-            Ok(()) => self.deliver(cx, slices.imm, slices.local.len, slices.waiting),
+            Ok(()) => self.deliver(cx, self.exec, slices.imm, slices.local.len, slices.waiting),
             Err(fault) => Err(fault),
         };
         match delivered {
@@ -470,55 +498,42 @@ impl EngineQp {
     unsafe fn atomic(
         &mut self,
         cx: &mut Cx<'_>,
+        ctrl: Ctrl,
         remote: Remote,
         local: Local,
         width: Width,
-        new: impl Fn(u64) -> u64,
-    ) -> Result<Option<u32>, Fault> {
+        new: impl Fn(u64) -> u64 + Send + 'static,
+    ) -> Result<Outcome, Fault> {
         let bytes = width.bytes();
         let there = self.locate(cx, Use::Atomic, remote.key, remote.addr, u64::from(bytes))?;
         let here = self.locate(cx, Use::Sink, local.key, local.addr, u64::from(bytes))?;
-        let (Place::Host(there), Place::Host(here)) = (there, here) else {
-            return Err(Fault::Unsupported);
+        let Place::Host(word) = there else {
+            let issued = self.issue_atomic(cx, ctrl, there, here, width, new)?;
+            return Ok(self.issued_or_parked(issued));
         };
-        if !there.is_aligned_to(bytes as usize) {
+        if !word.is_aligned_to(bytes as usize) {
             return Err(Fault::Misaligned);
         }
-        if self.after_copies(0)?.is_none() {
-            return Ok(None);
+        if self.wait_for_copies() {
+            return Ok(Outcome::Parked);
         }
-        // SAFETY: both ranges were located inside regions that this round may use, with the rights for it; the target is aligned.
-        unsafe {
-            match width {
-                Width::Eight => {
-                    let word = AtomicU64::from_ptr(there.as_ptr().cast());
-                    let mut old = word.load(Ordering::Relaxed);
-                    while let Err(now) = word.compare_exchange_weak(
-                        old,
-                        new(old),
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    ) {
-                        old = now;
-                    }
-                    store8(here.as_ptr(), old);
-                }
-                Width::Four => {
-                    let word = AtomicU32::from_ptr(there.as_ptr().cast());
-                    let mut old = word.load(Ordering::Relaxed);
-                    while let Err(now) = word.compare_exchange_weak(
-                        old,
-                        new(old.into()) as u32,
-                        Ordering::AcqRel,
-                        Ordering::Relaxed,
-                    ) {
-                        old = now;
-                    }
-                    copy(here.as_ptr(), old.to_be_bytes().as_ptr(), 4);
-                }
+        // SAFETY: the range was located inside a region that this round may use, with the right for it, and is aligned.
+        let old = unsafe { modify(word, width, new) };
+        let old: &[u8] = match width {
+            Width::Eight => &old.to_ne_bytes(),
+            Width::Four => &(old as u32).to_be_bytes(),
+        };
+        match here {
+            Place::Host(here) => {
+                // SAFETY: as above.
+                unsafe { copy(here.as_ptr(), old.as_ptr(), old.len()) };
+                Ok(Outcome::Complete(bytes))
+            }
+            here @ Place::Device { .. } => {
+                self.issue_old(cx, ctrl, old, here);
+                Ok(Outcome::Issued)
             }
         }
-        Ok(Some(bytes))
     }
 
     /// Where `[addr, addr + len)` of a key is; rights and bounds checked.
@@ -580,17 +595,46 @@ impl EngineQp {
         }
     }
 
-    /// Hands a transfer to or from device memory to the core's copy pipeline.
-    fn issue(
-        &mut self,
-        _cx: &mut Cx<'_>,
-        _ctrl: Ctrl,
-        _remote: Remote,
-        _local: Payload<'_>,
-        _imm: Option<u32>,
-        _read: bool,
-    ) -> Result<Option<u32>, Fault> {
-        Err(Fault::Unsupported)
+    fn issued_or_parked(&mut self, issued: bool) -> Outcome {
+        if issued {
+            return Outcome::Issued;
+        }
+        self.park = Some(Park::Copies);
+        Outcome::Parked
+    }
+}
+
+/// Changes a word atomically; returns its old value.
+///
+/// # Safety
+/// `word` is mapped and aligned to its width.
+unsafe fn modify(word: Shared<u8>, width: Width, new: impl Fn(u64) -> u64) -> u64 {
+    match width {
+        Width::Eight => {
+            // SAFETY: the caller's promise.
+            let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+            let mut old = word.load(Ordering::Relaxed);
+            while let Err(now) =
+                word.compare_exchange_weak(old, new(old), Ordering::AcqRel, Ordering::Relaxed)
+            {
+                old = now;
+            }
+            old
+        }
+        Width::Four => {
+            // SAFETY: the caller's promise.
+            let word = unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) };
+            let mut old = word.load(Ordering::Relaxed);
+            while let Err(now) = word.compare_exchange_weak(
+                old,
+                new(old.into()) as u32,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                old = now;
+            }
+            old.into()
+        }
     }
 }
 

@@ -1,20 +1,33 @@
 //! WQEs whose bytes a copy engine moves: issued in order, completed in order, several under way at a time.
-//! The queue remembers what each needs for its CQE; results may arrive out of order and wait for their turn.
+//! The queue remembers what each needs for its CQE. A WQE that the CPU executes itself waits until the queue is empty.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
-use doorbell_wire::Ctrl;
+use doorbell_wire::{Ctrl, Payload, Piece as WqePiece, Remote, Width};
 
+use super::Cx;
+use super::exec::Step;
+use super::keys::Use;
+use super::qp::EngineQp;
+use crate::dma::{Job, Piece, Pieces, Source, Work};
 use crate::fault::Fault;
+use crate::mem::Place;
+
+/// WQEs of one QP under way at most: enough for several full batches of the copy engine.
+const LIMIT: usize = 1024;
 
 /// A WQE under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Issued {
+struct Issued {
     /// Its first slot.
-    pub(super) at: u64,
-    pub(super) ctrl: Ctrl,
-    pub(super) byte_cnt: u32,
+    at: u64,
+    ctrl: Ctrl,
+    byte_cnt: u32,
+    imm: Option<u32>,
     result: Option<Result<(), Fault>>,
+    /// Since when its immediate has been waiting for a receive.
+    waiting: Option<Instant>,
 }
 
 /// WQEs under way, oldest first.
@@ -24,12 +37,13 @@ pub(super) struct CopyQueue {
 }
 
 impl CopyQueue {
+    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.issued.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.issued.len()
+    pub(super) fn is_full(&self) -> bool {
+        self.issued.len() >= LIMIT
     }
 
     /// First slot of the oldest.
@@ -38,29 +52,175 @@ impl CopyQueue {
         self.issued.front().map(|i| i.at)
     }
 
-    pub(super) fn push(&mut self, at: u64, ctrl: Ctrl, byte_cnt: u32) {
-        self.issued.push_back(Issued {
-            at,
-            ctrl,
-            byte_cnt,
-            result: None,
-        });
-    }
-
-    /// The copy of the WQE at `at` ended.
+    /// The copy of the WQE at `at` ended. Copies of one QP end in order, so it is the first without a result.
     pub(super) fn finished(&mut self, at: u64, result: Result<(), Fault>) {
-        if let Some(issued) = self.issued.iter_mut().find(|i| i.at == at) {
+        if let Some(issued) = self.issued.iter_mut().find(|i| i.result.is_none()) {
+            debug_assert_eq!(issued.at, at);
             issued.result = Some(result);
         }
     }
 
-    /// The oldest, if its result is known.
-    pub(super) fn pop_finished(&mut self) -> Option<(Issued, Result<(), Fault>)> {
-        let result = self.issued.front()?.result?;
-        self.issued.pop_front().map(|i| (i, result))
-    }
-
     pub(super) fn clear(&mut self) {
         self.issued.clear();
+    }
+}
+
+impl EngineQp {
+    /// Completes the WQEs whose copies are done. `Failed`: the QP goes to error at that WQE, which is at `exec` then.
+    pub(super) fn drain(&mut self, cx: &mut Cx<'_>) -> Step {
+        let mut any = false;
+        while let Some(issued) = self.cold.copies.issued.front().copied() {
+            let Some(result) = issued.result else { break };
+            let delivered = match result {
+                Ok(()) => self.deliver(cx, issued.at, issued.imm, issued.byte_cnt, issued.waiting),
+                Err(fault) => Err(fault),
+            };
+            match delivered {
+                Ok(Ok(())) => {
+                    self.cold.copies.issued.pop_front();
+                    let sop = self.cq.sop(issued.ctrl.opcode);
+                    self.complete(issued.at, sop, issued.ctrl.signalled(), issued.byte_cnt);
+                    self.cold.shared.counters.copies.add(1);
+                    any = true;
+                }
+                Ok(Err(since)) => {
+                    self.cold.copies.issued[0].waiting = Some(since);
+                    break;
+                }
+                Err(fault) => {
+                    // What was issued behind it is not reported any more: it counts as not executed.
+                    cx.dma.cancel(cx.slot);
+                    self.cold.copies.clear();
+                    self.exec = issued.at;
+                    return Step::Failed(fault, Some(issued.ctrl));
+                }
+            }
+        }
+        if any { Step::Done } else { Step::Parked }
+    }
+
+    /// Hands a transfer to or from device memory to the core's copy pipeline; every range has been checked.
+    pub(super) fn issue(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        remote: Remote,
+        local: Payload<'_>,
+        imm: Option<u32>,
+        read: bool,
+    ) -> Result<bool, Fault> {
+        if !self.may_issue(ctrl) {
+            return Ok(false);
+        }
+        let (near, far) = if read {
+            (Use::Sink, Use::Read)
+        } else {
+            (Use::Source, Use::Write)
+        };
+        let mut pieces = Vec::new();
+        let mut inline = false;
+        let mut offset = 0u64;
+        for piece in local.pieces() {
+            let len = piece.len();
+            if len == 0 {
+                continue;
+            }
+            let there = self.locate(cx, far, remote.key, remote.addr.wrapping_add(offset), len)?;
+            let here = match piece {
+                WqePiece::Local(l) => Source::Place(self.locate(cx, near, l.key, l.addr, len)?),
+                WqePiece::Inline(bytes) => {
+                    inline = true;
+                    Source::Inline(bytes.bytes().collect())
+                }
+            };
+            let (src, dst) = match (read, here) {
+                (false, here) => (here, there),
+                (true, Source::Place(here)) => (Source::Place(there), here),
+                (true, Source::Inline(_)) => return Err(Fault::BadInline),
+            };
+            pieces.push(Piece { src, dst, len });
+            offset += len;
+        }
+        let pieces = match pieces.len() {
+            1 => pieces.pop().map_or(Pieces::Many(Vec::new()), Pieces::One),
+            _ => Pieces::Many(pieces),
+        };
+        let work = Work::Copy {
+            pieces,
+            signal: inline || imm.is_some(),
+        };
+        self.start(cx, ctrl, work, offset as u32, imm);
+        Ok(true)
+    }
+
+    /// Hands an atomic on a word of device memory to the copy pipeline.
+    pub(super) fn issue_atomic(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        word: Place,
+        sink: Place,
+        width: Width,
+        new: impl FnOnce(u64) -> u64 + Send + 'static,
+    ) -> Result<bool, Fault> {
+        let Place::Device { addr, dma } = word else {
+            return Err(Fault::Unsupported);
+        };
+        if addr & u64::from(width.bytes() - 1) != 0 {
+            return Err(Fault::Misaligned);
+        }
+        if !self.may_issue(ctrl) {
+            return Ok(false);
+        }
+        let work = Work::Atomic {
+            addr,
+            dma,
+            width,
+            new: Box::new(new),
+            sink,
+        };
+        self.start(cx, ctrl, work, width.bytes(), None);
+        Ok(true)
+    }
+
+    /// Puts the old value of an atomic that the CPU executed into a sink in device memory.
+    pub(super) fn issue_old(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, old: &[u8], sink: Place) {
+        let piece = Piece {
+            src: Source::Inline(old.into()),
+            dst: sink,
+            len: old.len() as u64,
+        };
+        let work = Work::Copy {
+            pieces: Pieces::One(piece),
+            signal: true,
+        };
+        self.start(cx, ctrl, work, old.len() as u32, None);
+    }
+
+    fn may_issue(&self, ctrl: Ctrl) -> bool {
+        let copies = &self.cold.copies;
+        !copies.is_full() && (copies.is_empty() || !ctrl.fenced())
+    }
+
+    fn start(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, work: Work, byte_cnt: u32, imm: Option<u32>) {
+        let at = self.exec;
+        let hold = cx.acknowledger.issued();
+        cx.dma.start(
+            Job {
+                qp: cx.slot,
+                cookie: at,
+                hold,
+                work,
+            },
+            Instant::now(),
+        );
+        self.cold.copies.issued.push_back(Issued {
+            at,
+            ctrl,
+            byte_cnt,
+            imm,
+            result: None,
+            waiting: None,
+        });
     }
 }

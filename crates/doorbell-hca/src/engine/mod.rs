@@ -28,11 +28,12 @@ use keys::Keys;
 use qp::{Park, Rung, Target};
 use scan::Lines;
 
+use crate::dma::{self, DmaConfig, DmaCore};
 use crate::error::{HcaError, Result};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::link::Destination;
-use crate::mem::grace::{Acknowledger, CopiesUnderWay};
+use crate::mem::grace::Acknowledger;
 use crate::qp::{DoorbellWord, QpState};
 
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
@@ -45,10 +46,13 @@ const SWEEP_IDLE: usize = 64;
 /// What a turn needs beside the QP.
 pub(super) struct Cx<'a> {
     pub(super) inner: &'a Inner,
+    /// Slot of the QP in its core.
+    pub(super) slot: u32,
+    pub(super) dma: &'a mut DmaCore,
+    pub(super) acknowledger: &'a mut Acknowledger,
 }
 
 /// One engine core.
-#[derive(Default)]
 pub(crate) struct Core {
     index: usize,
     qps: Vec<Option<Box<EngineQp>>>,
@@ -61,27 +65,21 @@ pub(crate) struct Core {
     /// Slots of QPs that the sweep found; scratch.
     found: Vec<u32>,
     acknowledger: Acknowledger,
-    copies: NoCopies,
-}
-
-/// A core without a copy pipeline.
-#[derive(Debug, Default)]
-struct NoCopies;
-
-impl CopiesUnderWay for NoCopies {
-    fn mark(&self) -> u64 {
-        0
-    }
-    fn passed(&self, _mark: u64) -> bool {
-        true
-    }
+    dma: DmaCore,
 }
 
 impl Core {
-    pub(crate) fn new(index: usize) -> Self {
+    pub(crate) fn new(index: usize, dma: DmaConfig) -> Self {
         Self {
             index,
-            ..Self::default()
+            qps: Vec::new(),
+            free: Vec::new(),
+            lines: Lines::default(),
+            listed: Vec::new(),
+            receivers: Vec::new(),
+            found: Vec::new(),
+            acknowledger: Acknowledger::default(),
+            dma: DmaCore::new(dma),
         }
     }
 
@@ -91,13 +89,28 @@ impl Core {
         if slot.has_mail() {
             slot.run_mail(self, inner);
         }
-        let mut cx = Cx { inner };
         let mut turns = 0u64;
+        if !self.dma.is_idle() {
+            turns += self.collect_copies(inner);
+        }
+        let Self {
+            qps,
+            listed,
+            dma,
+            acknowledger,
+            ..
+        } = &mut *self;
         let mut i = 0;
-        while let Some(&index) = self.listed.get(i) {
-            let Some(qp) = self.qps[index as usize].as_deref_mut() else {
-                self.listed.swap_remove(i);
+        while let Some(&index) = listed.get(i) {
+            let Some(qp) = qps[index as usize].as_deref_mut() else {
+                listed.swap_remove(i);
                 continue;
+            };
+            let mut cx = Cx {
+                inner,
+                slot: index,
+                dma,
+                acknowledger,
             };
             // SAFETY: a QP in the table is attached: its memory is mapped.
             if unsafe { qp.turn(&mut cx) } {
@@ -107,7 +120,7 @@ impl Core {
                 qp.idle_turns += 1;
                 if qp.idle_turns > IDLE_TURNS && !qp.has_work() {
                     qp.listed = false;
-                    self.listed.swap_remove(i);
+                    listed.swap_remove(i);
                     continue;
                 }
             }
@@ -127,6 +140,34 @@ impl Core {
             slot.counters.turns.add(turns);
         }
         turns != 0 || !self.found.is_empty()
+    }
+
+    /// Moves the copy pipeline on and hands out what ended; the QPs write their CQEs in their turns.
+    #[cold]
+    fn collect_copies(&mut self, inner: &Inner) -> u64 {
+        let Self {
+            qps,
+            dma,
+            acknowledger,
+            ..
+        } = self;
+        let mut ended = 0;
+        dma.poll(Instant::now(), |event| match event {
+            dma::Event::Retired { hold } => acknowledger.retired(hold),
+            dma::Event::Completed { qp, cookie, result } => {
+                let Some(qp) = qps.get_mut(qp as usize).and_then(|q| q.as_deref_mut()) else {
+                    return;
+                };
+                ended += 1;
+                let result = result.map_err(|reason| {
+                    let (qpn, reason) = (qp.qpn(), reason.to_string());
+                    inner.events.push(crate::Event::CopyFailed { qpn, reason });
+                    Fault::DmaFailed
+                });
+                qp.cold.copies.finished(cookie, result);
+            }
+        });
+        ended
     }
 
     /// Gives peers' immediates to the receive queues of QPs here.
@@ -183,7 +224,7 @@ impl Core {
     #[inline(always)]
     pub(crate) fn between_rounds(&mut self, inner: &Inner) {
         self.acknowledger
-            .round(&inner.grace, &inner.cores[self.index].ack, &self.copies);
+            .round(&inner.grace, &inner.cores[self.index].ack);
     }
 
     fn qp(&mut self, slot: u32) -> Option<&mut EngineQp> {
@@ -249,17 +290,32 @@ impl Core {
     }
 
     pub(crate) fn fail_by_owner(&mut self, inner: &Inner, slot: u32, fault: Fault) {
-        if let Some(qp) = self.qp(slot) {
-            qp.abandon(inner, fault);
+        self.abandon(inner, slot, fault);
+    }
+
+    /// Fails a QP from outside (its owner, a dead peer), whatever is under way.
+    fn abandon(&mut self, inner: &Inner, slot: u32, fault: Fault) {
+        let Self { qps, dma, .. } = self;
+        let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
+            return;
+        };
+        match qp.cold.shared.state() {
+            QpState::Destroyed | QpState::Error => {}
+            QpState::Reset | QpState::Ready => {
+                let _ = qp.look();
+                qp.drop_copies(dma, slot);
+                qp.fail(inner, fault, None);
+            }
         }
     }
 
-    /// Back to the beginning. `false`: copies are still under way, ask again.
-    pub(crate) fn reset(&mut self, _inner: &Inner, slot: u32) -> bool {
-        let Some(qp) = self.qp(slot) else { return true };
-        if !qp.cold.copies.is_empty() {
-            return false;
-        }
+    /// Back to the beginning. Copies that a copy engine still carries out end by themselves; their memory is protected by grace periods.
+    pub(crate) fn reset(&mut self, slot: u32) {
+        let Self { qps, dma, .. } = self;
+        let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
+            return;
+        };
+        qp.drop_copies(dma, slot);
         if let Target::Peer(peer) = &qp.cold.target {
             peer.detach();
         }
@@ -268,16 +324,12 @@ impl Core {
         unsafe { qp.initialise() };
         self.receivers.retain(|s| *s != slot);
         self.lines.forget(slot);
-        true
     }
 
-    /// Lets go of a QP. `false`: copies are still under way, ask again.
-    pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) -> bool {
-        let Some(qp) = self.qp(slot) else { return true };
-        qp.abandon(inner, Fault::Destroyed);
-        if !qp.cold.copies.is_empty() {
-            return false;
-        }
+    /// Lets go of a QP.
+    pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) {
+        self.abandon(inner, slot, Fault::Destroyed);
+        let Some(qp) = self.qp(slot) else { return };
         let shared = &qp.cold.shared;
         if let Some(recv) = &shared.recv {
             recv.lock()
@@ -291,14 +343,15 @@ impl Core {
         self.qps[slot as usize] = None;
         self.free.push(slot);
         self.tell_load(inner);
-        true
     }
 
     /// A peer process is gone: its QPs fail.
     pub(crate) fn peer_down(&mut self, inner: &Inner, peer: u64) {
-        for qp in self.qps.iter_mut().flatten() {
-            if matches!(&qp.cold.target, Target::Peer(p) if p.peer() == peer) {
-                qp.abandon(inner, Fault::PeerDead);
+        for slot in 0..self.qps.len() as u32 {
+            let theirs =
+                |qp: &mut EngineQp| matches!(&qp.cold.target, Target::Peer(p) if p.peer() == peer);
+            if self.qp(slot).is_some_and(theirs) {
+                self.abandon(inner, slot, Fault::PeerDead);
             }
         }
     }
@@ -337,6 +390,7 @@ impl EngineQp {
         let state = self.cold.shared.state();
         if let Rung::Bad(fault) = rung {
             if state != QpState::Error {
+                self.drop_copies(cx.dma, cx.slot);
                 self.fail(cx.inner, fault, None);
             }
             return true;
@@ -354,9 +408,32 @@ impl EngineQp {
                 return any;
             }
         }
-        if self.exec == self.pi {
-            return false;
+        let mut progress = false;
+        if !self.cold.copies.is_empty() {
+            match self.drain(cx) {
+                Step::Done => progress = true,
+                Step::Parked => {}
+                Step::Failed(fault, ctrl) => {
+                    self.fail(cx.inner, fault, ctrl);
+                    return true;
+                }
+            }
         }
+        // SAFETY: passed on.
+        if self.exec != self.pi && unsafe { self.execute_some(cx) } {
+            return true;
+        }
+        if progress {
+            self.publish();
+        }
+        progress
+    }
+
+    /// Executes what may be executed of what was rung, a batch at most.
+    ///
+    /// # Safety
+    /// The QP is attached: its memory is mapped.
+    unsafe fn execute_some(&mut self, cx: &mut Cx<'_>) -> bool {
         if let Some(Park::Wait { on, index }) = &self.park
             && exec::waited(on, *index) == Some(false)
         {
@@ -366,6 +443,7 @@ impl EngineQp {
             Ok(true) => {}
             Ok(false) => return false,
             Err(fault) => {
+                self.drop_copies(cx.dma, cx.slot);
                 self.fail(cx.inner, fault, None);
                 return true;
             }
@@ -464,31 +542,24 @@ impl EngineQp {
             self.keys = Keys::EMPTY;
         }
         if ready {
+            self.cold.unready_since = None;
             return Ok(true);
         }
         // The target was reset or is not connected yet: patience, as long as for a missing receive.
-        match self.park {
-            Some(Park::Target { since }) if since.elapsed() >= cx.inner.config.rnr_limit => {
-                Err(Fault::PeerDead)
-            }
-            Some(_) => Ok(false),
-            None => {
-                self.park = Some(Park::Target {
-                    since: Instant::now(),
-                });
-                Ok(false)
-            }
+        let since = *self.cold.unready_since.get_or_insert_with(Instant::now);
+        if since.elapsed() < cx.inner.config.rnr_limit {
+            Ok(false)
+        } else {
+            Err(Fault::PeerDead)
         }
     }
 
-    /// Fails the QP from outside (its owner, a dead peer), whatever is under way.
-    fn abandon(&mut self, inner: &Inner, fault: Fault) {
-        match self.cold.shared.state() {
-            QpState::Destroyed | QpState::Error => {}
-            QpState::Reset | QpState::Ready => {
-                let _ = self.look();
-                self.fail(inner, fault, None);
-            }
+    /// Copies under way are not reported any more; their WQEs count as not executed.
+    fn drop_copies(&mut self, dma: &mut DmaCore, slot: u32) {
+        if let Some(oldest) = self.cold.copies.oldest() {
+            dma.cancel(slot);
+            self.cold.copies.clear();
+            self.exec = oldest;
         }
     }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use doorbell_device::layout::{CqKind, ErrorKind, ErrorWord, NicHandler};
+use doorbell_device::layout::{ErrorKind, ErrorWord, NicHandler};
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::db::{self, Advance};
 use doorbell_wire::{Ctrl, Opcode, Qpn, Syndrome, Vendor};
@@ -34,8 +34,8 @@ pub(super) enum Park {
     Wait { on: Arc<QpShared>, index: u32 },
     /// The slot was rung but its control segment is not there yet.
     Stale { since: Instant },
-    /// The target has no receive, or is not ready yet.
-    Target { since: Instant },
+    /// The target has no receive for an immediate.
+    Receive { since: Instant },
     /// A long copy, done in slices.
     Slices(super::exec::Slices),
     /// Copies of the DMA engine.
@@ -93,8 +93,8 @@ pub(super) struct ColdQp {
     pub(super) config: QpConfig,
     pub(super) shared: Arc<QpShared>,
     pub(super) target: Target,
-    /// Number of this life, so that answers to copies of an earlier one are told apart.
-    pub(super) life: u32,
+    /// Since when the target has not been ready.
+    pub(super) unready_since: Option<Instant>,
     pub(super) copies: super::jobs::CopyQueue,
 }
 
@@ -159,7 +159,7 @@ impl EngineQp {
                 config,
                 shared,
                 target: Target::None,
-                life: 0,
+                unready_since: None,
                 copies: super::jobs::CopyQueue::default(),
             }),
         };
@@ -176,7 +176,7 @@ impl EngineQp {
         (self.exec, self.pi, self.signalled, self.bell_seen) = (0, 0, 0, 0);
         self.keys = Keys::EMPTY;
         self.park = None;
-        self.cold.life = self.cold.life.wrapping_add(1);
+        self.cold.unready_since = None;
         let config = &self.cold.config;
         // SAFETY: the caller's promise, and the sizes that `QpConfig::check` checked.
         unsafe {
@@ -442,10 +442,6 @@ impl EngineQp {
                 | ErrorKind::EngineDown as u64,
         );
         self.announce(inner, word, 0, row.syndrome, row.vendor);
-    }
-
-    pub(super) fn kind(&self) -> CqKind {
-        self.cold.config.cq.kind
     }
 }
 

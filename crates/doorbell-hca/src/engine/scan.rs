@@ -38,10 +38,6 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn len(&self) -> usize {
-        self.lines.len()
-    }
-
     /// Adds word `word` of the line at `line` for a QP.
     pub(super) fn add_slot(&mut self, line: Shared<u64>, word: usize, qp: u32) {
         let known = self
@@ -234,6 +230,6 @@ mod tests {
         let mut rung = sweep(&mut lines);
         rung.sort_unstable();
         assert_eq!(rung, [0, 77]);
-        assert_eq!(lines.len(), 3, "the empty line was used again");
+        assert_eq!(lines.lines.len(), 3, "the empty line was used again");
     }
 }

@@ -24,43 +24,53 @@ impl GraceClock {
     }
 }
 
-/// Copies under way in a DMA engine also use resolved addresses.
-pub(crate) trait CopiesUnderWay {
-    /// Names the copies issued so far.
-    fn mark(&self) -> u64;
-    /// Are all copies issued before `mark` was taken done?
-    fn passed(&self, mark: u64) -> bool;
-}
-
 /// The acknowledging side, one per core.
+///
+/// Copies that a DMA engine still carries out count too: a number is acknowledged only when those issued before it was seen are
+/// retired. Two colours of outstanding copies suffice: new ones take the other colour while the old ones drain.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledger {
     /// Newest number acknowledged.
     acknowledged: u64,
-    /// Number, and the copies it waits for.
-    draining: Option<(u64, u64)>,
+    /// Number waiting for the copies of the colour `!colour`.
+    draining: Option<u64>,
+    colour: bool,
+    outstanding: [u64; 2],
 }
 
 impl Acknowledger {
+    /// A copy was issued; give its colour back to [`Self::retired`].
+    pub(crate) fn issued(&mut self) -> bool {
+        self.outstanding[usize::from(self.colour)] += 1;
+        self.colour
+    }
+
+    /// A copy of that colour is over.
+    pub(crate) fn retired(&mut self, colour: bool) {
+        let count = &mut self.outstanding[usize::from(colour)];
+        debug_assert!(*count > 0, "a copy ended that was never issued");
+        *count = count.saturating_sub(1);
+    }
+
     /// Between two rounds: acknowledges what can be.
     #[inline(always)]
-    pub(crate) fn round(
-        &mut self,
-        clock: &GraceClock,
-        ack: &AtomicU64,
-        copies: &impl CopiesUnderWay,
-    ) {
+    pub(crate) fn round(&mut self, clock: &GraceClock, ack: &AtomicU64) {
         let now = clock.current();
         if now != self.acknowledged {
-            self.advance(now, ack, copies);
+            self.advance(now, ack);
         }
     }
 
     #[cold]
-    fn advance(&mut self, now: u64, ack: &AtomicU64, copies: &impl CopiesUnderWay) {
-        let (number, mark) = *self.draining.get_or_insert_with(|| (now, copies.mark()));
-        if copies.passed(mark) {
-            self.draining = None;
+    fn advance(&mut self, now: u64, ack: &AtomicU64) {
+        if self.draining.is_none() {
+            self.draining = Some(now);
+            self.colour = !self.colour;
+        }
+        let old = usize::from(!self.colour);
+        if self.outstanding[old] == 0
+            && let Some(number) = self.draining.take()
+        {
             self.acknowledged = number;
             // Release: everything this engine did with the old resolutions happened before.
             ack.store(number, Ordering::Release);
@@ -71,64 +81,42 @@ impl Acknowledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::cell::Cell;
-
-    #[derive(Default)]
-    struct Copies {
-        issued: Cell<u64>,
-        done: Cell<u64>,
-    }
-
-    impl CopiesUnderWay for Copies {
-        fn mark(&self) -> u64 {
-            self.issued.get()
-        }
-        fn passed(&self, mark: u64) -> bool {
-            self.done.get() >= mark
-        }
-    }
 
     #[test]
     fn an_engine_without_copies_acknowledges_at_once() {
-        let (clock, ack, mut side) = (
-            GraceClock::default(),
-            AtomicU64::new(0),
-            Acknowledger::default(),
-        );
+        let (clock, ack) = (GraceClock::default(), AtomicU64::new(0));
+        let mut side = Acknowledger::default();
         let n = clock.begin();
-        side.round(&clock, &ack, &Copies::default());
+        side.round(&clock, &ack);
         assert_eq!(ack.load(Ordering::Relaxed), n);
     }
 
     #[test]
     fn copies_issued_before_hold_it_back_and_later_ones_do_not() {
-        let (clock, ack, mut side) = (
-            GraceClock::default(),
-            AtomicU64::new(0),
-            Acknowledger::default(),
-        );
-        let copies = Copies::default();
-        copies.issued.set(1);
+        let (clock, ack) = (GraceClock::default(), AtomicU64::new(0));
+        let mut side = Acknowledger::default();
+        let old = side.issued();
         let n = clock.begin();
-        side.round(&clock, &ack, &copies);
+        side.round(&clock, &ack);
         assert_eq!(
             ack.load(Ordering::Relaxed),
             0,
             "a copy issued before is under way"
         );
-        copies.issued.set(2);
-        copies.done.set(1);
-        side.round(&clock, &ack, &copies);
+        let new = side.issued();
+        assert_ne!(old, new);
+        side.retired(old);
+        side.round(&clock, &ack);
         assert_eq!(
             ack.load(Ordering::Relaxed),
             n,
             "the newer copy does not matter"
         );
         let m = clock.begin();
-        side.round(&clock, &ack, &copies);
+        side.round(&clock, &ack);
         assert_eq!(ack.load(Ordering::Relaxed), n);
-        copies.done.set(2);
-        side.round(&clock, &ack, &copies);
+        side.retired(new);
+        side.round(&clock, &ack);
         assert_eq!(ack.load(Ordering::Relaxed), m);
     }
 }

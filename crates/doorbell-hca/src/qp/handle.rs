@@ -8,7 +8,7 @@ use doorbell_device::layout::ErrorWord;
 use doorbell_wire::{Cqn, Qpn};
 
 use super::shared::{QpCounters, QpShared, QpState};
-use crate::error::{HcaError, Result};
+use crate::error::Result;
 use crate::fault::Fault;
 use crate::hca::Hca;
 use crate::link::Destination;
@@ -111,28 +111,11 @@ impl HcaQp {
     /// Nobody may post meanwhile: the poster's own structure has to be initialised anew afterwards.
     ///
     /// # Errors
-    /// [`HcaError::TimedOut`] (also when copies of the QP do not end), [`HcaError::EngineDown`].
+    /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
     pub fn reset(&self, timeout: Duration) -> Result<()> {
-        let deadline = std::time::Instant::now() + timeout;
-        loop {
-            let done = self.on_core(
-                "reset the queue pair",
-                timeout,
-                false,
-                |core, inner, slot| core.reset(inner, slot),
-            )?;
-            if done {
-                return Ok(());
-            }
-            if std::time::Instant::now() >= deadline {
-                return Err(HcaError::TimedOut {
-                    core: self.core(),
-                    what: "finish the copies of the queue pair",
-                    waited: timeout,
-                });
-            }
-            std::thread::sleep(Duration::from_micros(20));
-        }
+        self.on_core("reset the queue pair", timeout, false, |core, _, slot| {
+            core.reset(slot)
+        })
     }
 
     /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.
@@ -147,28 +130,14 @@ impl HcaQp {
         if !std::mem::replace(&mut self.alive, false) {
             return Ok(());
         }
-        let deadline = std::time::Instant::now() + timeout;
-        let result = loop {
-            match self.on_core(
-                "let go of the queue pair",
-                timeout,
-                true,
-                |core, inner, slot| core.destroy(inner, slot),
-            ) {
-                Ok(true) => break Ok(()),
-                Ok(false) if std::time::Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_micros(20));
-                }
-                Ok(false) => {
-                    break Err(HcaError::TimedOut {
-                        core: self.core(),
-                        what: "finish the copies of the queue pair",
-                        waited: timeout,
-                    });
-                }
-                Err(e) => break Err(e),
-            }
-        };
+        let result = self.on_core(
+            "let go of the queue pair",
+            timeout,
+            true,
+            |core, inner, slot| {
+                core.destroy(inner, slot);
+            },
+        );
         self.hca.inner().queues.forget(&self.shared);
         result
     }

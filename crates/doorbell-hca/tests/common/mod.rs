@@ -1,6 +1,10 @@
 //! A mock driver: builds rings by hand, as a GPU would, and looks at what the engine makes of them.
 //! Regions have canaries on both sides, so that a test can say that nothing outside was touched.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "a module of each test file, which uses a part of it"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
