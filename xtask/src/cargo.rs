@@ -71,9 +71,16 @@ pub(crate) struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the metadata of the workspace at `root`, dependencies included.
+    /// Reads the metadata of the workspace at `root`, with the dependencies that Linux has.
     pub(crate) fn read(root: &Path) -> Result<Self> {
-        let text = output(cargo(root).args(["metadata", "--format-version", "1"]))?;
+        let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let text = output(cargo(root).args([
+            "metadata",
+            "--format-version",
+            "1",
+            "--filter-platform",
+            &platform,
+        ]))?;
         Self::parse(&serde_json::from_str(&text).context("cargo metadata printed no JSON")?)
     }
 
