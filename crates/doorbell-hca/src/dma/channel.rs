@@ -100,19 +100,25 @@ impl Channel {
 
     /// The first batch from number `from` on that has room, not too far ahead.
     pub(super) fn room(&self, from: u64) -> Option<u64> {
-        let mut number = from.max(self.base);
-        while number < self.base + AHEAD {
-            match self.queue.get((number - self.base) as usize) {
-                Some(batch) if batch.len() >= self.max_batch => number += 1,
-                _ => return Some(number),
-            }
-        }
-        None
+        Some(self.first_room(from)).filter(|&number| number < self.base + AHEAD)
     }
 
-    /// As [`Channel::room`], but always found: for second halves, which others wait for.
+    /// As [`Channel::room`], however far ahead: for second halves, which others wait for.
     pub(super) fn room_at_last(&self) -> u64 {
-        self.room(self.base).unwrap_or(self.base + AHEAD)
+        self.first_room(self.base)
+    }
+
+    fn first_room(&self, from: u64) -> u64 {
+        let mut number = from.max(self.base);
+        let full = |batch: &Vec<Op>| batch.len() >= self.max_batch;
+        while self
+            .queue
+            .get((number - self.base) as usize)
+            .is_some_and(full)
+        {
+            number += 1;
+        }
+        number
     }
 
     pub(super) fn put(&mut self, number: u64, op: Op) {

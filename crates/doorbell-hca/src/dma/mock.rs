@@ -124,6 +124,8 @@ pub(super) struct Mock {
     /// Does it reach host memory other than its staging?
     pub(super) pinned: bool,
     pub(super) max_batch: usize,
+    /// Host ranges longer than this are not pinned from end to end.
+    pub(super) pinned_len: u64,
     staging: Mutex<Vec<(u64, u64)>>,
     inner: Mutex<Inner>,
 }
@@ -138,6 +140,7 @@ impl Mock {
             peers: Vec::new(),
             pinned: true,
             max_batch: 256,
+            pinned_len: u64::MAX,
             staging: Mutex::default(),
             inner: Mutex::new(Inner {
                 random: StdRng::seed_from_u64(seed),
@@ -289,7 +292,7 @@ impl Dma for Mock {
     }
 
     fn reaches_host(&self, addr: u64, len: u64) -> bool {
-        self.pinned
+        (self.pinned && len <= self.pinned_len)
             || self
                 .staging
                 .lock()

@@ -52,7 +52,16 @@ fn rows(order: WriteOrder, seed: u64) {
             for (qp, signals) in signals.iter().enumerate() {
                 let dst = device(&dma, memory.addr(0, (qp * WORDS + job) * 8));
                 let work = match (signals[job], random.random_range(0..2)) {
-                    (true, _) => inline(&[0xab; 8], dst),
+                    (true, 0) => inline(&[0xab; 8], dst),
+                    // Engines before this one left the words zero.
+                    (true, _) => {
+                        sources.push(Box::new([0; 8]));
+                        let sink = host(&mut sources.last_mut().unwrap()[..]);
+                        let Place::Device { addr, .. } = dst else {
+                            unreachable!()
+                        };
+                        add(&dma, addr, 0xabab_abab_abab_abab, Width::Eight, sink)
+                    }
                     (false, 0) => copy(device(&dma, memory.addr(0, 900_000)), dst, 8),
                     (false, _) => {
                         sources.push(Box::new([0xab; 8]));
@@ -156,4 +165,21 @@ fn an_ordered_engine_is_fed_ahead_and_relaxed_writes_share_batches() {
     }
     rig.drain();
     assert_eq!(dma.counts(), (1, 256));
+}
+
+#[test]
+fn what_the_cpu_reads_early_has_been_written() {
+    let memory = MockMemory::new(DEVICE);
+    let mut mock = Mock::build(&memory, 0, 1);
+    mock.pinned_len = 64;
+    let dma = Arc::new(mock);
+    let mut rig = Rig::new(DmaConfig::default());
+    let mut buffer = vec![0u8; 128];
+    memory.write(memory.addr(0, 0), &[7; 64]);
+    let all = host(&mut buffer);
+    // The first goes straight into the buffer, the second is filled from it by the CPU.
+    rig.start(1, copy(device(&dma, memory.addr(0, 0)), all.clone(), 64));
+    rig.start(1, copy(all, device(&dma, memory.addr(0, 4096)), 128));
+    rig.drain();
+    assert_eq!(memory.read(memory.addr(0, 4096), 64), [7; 64]);
 }
