@@ -5,17 +5,16 @@
 
 mod common;
 
+use common::model::{LEN, Model, ops, wqe};
 use common::{MockQp, Options, Region, Replay, Rig, seed};
 use doorbell_device::layout::{CqKind, NicHandler};
-use doorbell_hca::{Access, Addressing, Fault, QpState};
+use doorbell_hca::{Access, Addressing, QpState};
 use doorbell_wire::cqe::ErrorCqe;
-use doorbell_wire::{Chunk, Key, Local, Opcode, Remote, Wqe, flags, seg};
+use doorbell_wire::{Chunk, Key, Opcode, Wqe, flags, seg};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-
-const LEN: usize = 256;
 
 struct World {
     rig: Rig,
@@ -45,30 +44,54 @@ impl World {
         ];
         untouchable.iter().for_each(|r| r.fill(0, &[0x77; LEN]));
         let control = rig.loopback(Options::default());
-        Self { rig, regions, untouchable, control }
+        Self {
+            rig,
+            regions,
+            untouchable,
+            control,
+        }
     }
 
     fn check(&mut self) {
         for region in self.regions.iter().chain(&self.untouchable) {
-            assert!(region.canaries_intact(), "a byte outside a region was written");
+            assert!(
+                region.canaries_intact(),
+                "a byte outside a region was written"
+            );
         }
         for region in &self.untouchable {
-            assert_eq!(region.bytes(0, LEN), [0x77; LEN], "a region without the right was written");
+            assert_eq!(
+                region.bytes(0, LEN),
+                [0x77; LEN],
+                "a region without the right was written"
+            );
         }
         self.control.run(&self.rig, Wqe::nop());
         assert!(self.rig.hca.health()[0].dead.is_none());
     }
 
     fn keys(&self) -> Vec<Key> {
-        self.regions.iter().chain(&self.untouchable).map(Region::key).collect()
+        self.regions
+            .iter()
+            .chain(&self.untouchable)
+            .map(Region::key)
+            .collect()
     }
 }
 
 fn random_options(rng: &mut StdRng) -> Options {
-    let handlers = [NicHandler::ProducerWord, NicHandler::DoorbellRecord, NicHandler::DoorbellOnly];
+    let handlers = [
+        NicHandler::ProducerWord,
+        NicHandler::DoorbellRecord,
+        NicHandler::DoorbellOnly,
+    ];
     Options {
         log_depth: rng.random_range(0..6),
-        kind: if rng.random() { CqKind::PerSlot } else { CqKind::Collapsed },
+        kind: if rng.random() {
+            CqKind::PerSlot
+        } else {
+            CqKind::Collapsed
+        },
         handler: handlers[rng.random_range(0..3)],
         receive: rng.random(),
         own_word: rng.random(),
@@ -78,17 +101,27 @@ fn random_options(rng: &mut StdRng) -> Options {
 
 /// A chunk of bytes that looks like something.
 fn nasty_chunk(rng: &mut StdRng, world: &World, keys: &[Key]) -> Chunk {
-    let key = if rng.random_ratio(9, 10) { keys[rng.random_range(0..keys.len())] } else { Key(rng.random()) };
+    let key = if rng.random_ratio(9, 10) {
+        keys[rng.random_range(0..keys.len())]
+    } else {
+        Key(rng.random())
+    };
     let base = world.regions[rng.random_range(0..world.regions.len())].at(0);
     let addr = match rng.random_range(0..4) {
         0 => rng.random_range(0..LEN as u64),
         1 => base.wrapping_add(rng.random_range(0..LEN as u64)),
-        2 => base.wrapping_add(LEN as u64).wrapping_sub(rng.random_range(0..16)),
+        2 => base
+            .wrapping_add(LEN as u64)
+            .wrapping_sub(rng.random_range(0..16)),
         _ => rng.random(),
     };
     match rng.random_range(0..6) {
         0 | 1 => seg::raddr(addr, key),
-        2 => seg::data([0, 1, 4, 8, 8, 16, 64, LEN as u32, 1 << 30, u32::MAX >> 1][rng.random_range(0..10)], key, addr),
+        2 => seg::data(
+            [0, 1, 4, 8, 8, 16, 64, LEN as u32, 1 << 30, u32::MAX >> 1][rng.random_range(0..10)],
+            key,
+            addr,
+        ),
         3 => seg::inline8(rng.random(), rng.random_range(0..20)),
         4 => seg::data(8, key, addr),
         _ => Chunk([rng.random(), rng.random()]),
@@ -105,12 +138,39 @@ fn nasty_ring(rng: &mut StdRng, world: &mut World) {
                 0 => Chunk([rng.random(), rng.random()]),
                 1 => Chunk::ZERO,
                 n => {
-                    let opcode = if n == 2 { rng.random() } else { Opcode::ALL[rng.random_range(0..12)] as u8 };
-                    let ds: u8 = if rng.random_ratio(4, 5) { rng.random_range(1..6) } else { rng.random() };
-                    let opmod = if rng.random_ratio(9, 10) { [0, 0, 8, 9][rng.random_range(0..4)] } else { rng.random() };
-                    let index = if rng.random_ratio(19, 20) { at as u16 } else { rng.random() };
-                    let flags = if rng.random_ratio(4, 5) { flags::CQ_UPDATE } else { rng.random() };
-                    seg::ctrl_raw(index, opcode, opmod, (qpn.get() << 8 | u32::from(ds)).swap_bytes(), flags, rng.random())
+                    let opcode = if n == 2 {
+                        rng.random()
+                    } else {
+                        Opcode::ALL[rng.random_range(0..12)] as u8
+                    };
+                    let ds: u8 = if rng.random_ratio(4, 5) {
+                        rng.random_range(1..6)
+                    } else {
+                        rng.random()
+                    };
+                    let opmod = if rng.random_ratio(9, 10) {
+                        [0, 0, 8, 9][rng.random_range(0..4)]
+                    } else {
+                        rng.random()
+                    };
+                    let index = if rng.random_ratio(19, 20) {
+                        at as u16
+                    } else {
+                        rng.random()
+                    };
+                    let flags = if rng.random_ratio(4, 5) {
+                        flags::CQ_UPDATE
+                    } else {
+                        rng.random()
+                    };
+                    seg::ctrl_raw(
+                        index,
+                        opcode,
+                        opmod,
+                        (qpn.get() << 8 | u32::from(ds)).swap_bytes(),
+                        flags,
+                        rng.random(),
+                    )
                 }
             };
             qp.write_chunk(at, 0, ctrl);
@@ -140,7 +200,9 @@ fn nasty_ring(rng: &mut StdRng, world: &mut World) {
         assert!(settled, "{rung} rung, {done} done, {:?}", qp.state());
         if qp.state() == QpState::Error {
             let word = qp.error_word();
-            let known = doorbell_hca::fault::TABLE.iter().any(|r| r.vendor.0 == word.vendor() && r.syndrome.0 == word.syndrome());
+            let known = doorbell_hca::fault::TABLE
+                .iter()
+                .any(|r| r.vendor.0 == word.vendor() && r.syndrome.0 == word.syndrome());
             assert!(known, "{word:?} is not in the table of faults");
             if rng.random() {
                 qp.reset();
@@ -175,165 +237,78 @@ fn heavy_hostile_rings_are_contained() {
     }
 }
 
-/// What a test puts into a WQE.
-#[derive(Clone, Debug)]
-enum Op {
-    Write { to: u64, from: u64, len: u32 },
-    Inline { to: u64, bytes: Vec<u8> },
-    Read { from: u64, to: u64, len: u32 },
-    Add { at: u64, sink: u64, add: u64 },
-    Swap { at: u64, sink: u64, compare: u64, swap: u64 },
-    Add4 { at: u64, sink: u64, add: u32, boundary: u32 },
-    Swap8 { at: u64, sink: u64, compare: (u64, u64), swap: (u64, u64) },
-    Nop,
-}
-
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    // Mostly inside, sometimes over the edge.
-    let addr = prop_oneof![12 => 0..LEN as u64, 4 => (0..32u64).prop_map(|i| i * 8), 1 => Just(u64::MAX - 3)];
-    let len = prop_oneof![4 => Just(8u32), 3 => 1..64u32, 1 => 1..LEN as u32 + 2];
-    let word = prop_oneof![12 => (0..31u64).prop_map(|i| i * 8), 1 => 0..LEN as u64];
-    let op = prop_oneof![
-        4 => (addr.clone(), addr.clone(), len.clone()).prop_map(|(to, from, len)| Op::Write { to, from, len }),
-        3 => (addr.clone(), prop::collection::vec(any::<u8>(), 0..=28)).prop_map(|(to, bytes)| Op::Inline { to, bytes }),
-        3 => (addr.clone(), addr.clone(), len).prop_map(|(from, to, len)| Op::Read { from, to, len }),
-        2 => (word.clone(), addr.clone(), any::<u64>()).prop_map(|(at, sink, add)| Op::Add { at, sink, add }),
-        1 => (word.clone(), addr.clone(), prop_oneof![Just(0), any::<u64>()], any::<u64>())
-            .prop_map(|(at, sink, compare, swap)| Op::Swap { at, sink, compare, swap }),
-        1 => (word.clone(), addr.clone(), any::<u32>(), any::<u32>())
-            .prop_map(|(at, sink, add, boundary)| Op::Add4 { at, sink, add, boundary }),
-        1 => (word, addr, any::<(u64, u64)>(), any::<(u64, u64)>())
-            .prop_map(|(at, sink, compare, swap)| Op::Swap8 { at, sink, compare, swap }),
-        1 => Just(Op::Nop),
-    ];
-    prop::collection::vec(op, 1..40)
-}
-
-fn wqe(op: &Op, src: &Region, dst: &Region) -> Option<Wqe> {
-    let there = |at: u64| Remote { addr: at, key: dst.key() };
-    let here = |at: u64, len| Local { addr: at, key: src.key(), len };
-    Some(match op {
-        Op::Write { to, from, len } => Wqe::write(there(*to), here(*from, *len)),
-        Op::Inline { to, bytes } => Wqe::write_inline(there(*to), bytes),
-        Op::Read { from, to, len } => Wqe::read(there(*from), here(*to, *len)),
-        Op::Add { at, sink, add } => Wqe::fetch_add(there(*at), here(*sink, 8), *add),
-        Op::Swap { at, sink, compare, swap } => Wqe::compare_swap(there(*at), here(*sink, 8), *compare, *swap),
-        Op::Add4 { at, sink, add, boundary } => Wqe::masked_fetch_add4(there(*at), here(*sink, 4), *add, *boundary),
-        Op::Swap8 { at, sink, compare, swap } => Wqe::masked_compare_swap8(there(*at), here(*sink, 8), *compare, *swap),
-        Op::Nop => Ok(Wqe::nop()),
-    }
-    // The builder refuses misaligned atomics; the engine's own answer to them is tested in `faults.rs`.
-    .ok()?
-    .signalled(true))
-}
-
-/// The model: plain byte arrays.
-struct Model {
-    src: Vec<u8>,
-    dst: Vec<u8>,
-}
-
-fn range(at: u64, len: usize, fault: Fault) -> Result<std::ops::Range<usize>, Fault> {
-    let end = at.checked_add(len as u64).filter(|end| *end <= LEN as u64).ok_or(fault)?;
-    Ok(at as usize..end as usize)
-}
-
-impl Model {
-    fn run(&mut self, op: &Op) -> Result<(), Fault> {
-        let atomic = |model: &mut Self, at: u64, sink: u64, len: usize, new: &dyn Fn(u64) -> u64| {
-            let word = range(at, len, Fault::RkeyRange)?;
-            let sink = range(sink, len, Fault::LkeyRange)?;
-            let mut bytes = [0; 8];
-            bytes[..len].copy_from_slice(&model.dst[word.clone()]);
-            let old = u64::from_le_bytes(bytes);
-            model.dst[word].copy_from_slice(&new(old).to_le_bytes()[..len]);
-            if len == 4 {
-                model.src[sink].copy_from_slice(&(old as u32).to_be_bytes());
-            } else {
-                model.src[sink].copy_from_slice(&old.to_le_bytes());
-            }
-            Ok::<(), Fault>(())
-        };
-        match op {
-            Op::Write { to, from, len } => {
-                let to = range(*to, *len as usize, Fault::RkeyRange)?;
-                let from = range(*from, *len as usize, Fault::LkeyRange)?;
-                self.dst[to].copy_from_slice(&self.src[from]);
-            }
-            Op::Inline { bytes, .. } if bytes.is_empty() => {}
-            Op::Inline { to, bytes } => {
-                let to = range(*to, bytes.len(), Fault::RkeyRange)?;
-                self.dst[to].copy_from_slice(bytes);
-            }
-            Op::Read { from, to, len } => {
-                let from = range(*from, *len as usize, Fault::RkeyRange)?;
-                let to = range(*to, *len as usize, Fault::LkeyRange)?;
-                self.src[to].copy_from_slice(&self.dst[from]);
-            }
-            Op::Add { at, sink, add } => atomic(self, *at, *sink, 8, &|old| old.wrapping_add(*add))?,
-            Op::Swap { at, sink, compare, swap } => {
-                atomic(self, *at, *sink, 8, &|old| if old == *compare { *swap } else { old })?;
-            }
-            Op::Add4 { at, sink, add, boundary } => atomic(self, *at, *sink, 4, &|old| {
-                doorbell_wire::arith::masked_add(old, u64::from(*add), u64::from(*boundary))
-            })?,
-            Op::Swap8 { at, sink, compare, swap } => atomic(self, *at, *sink, 8, &|old| {
-                doorbell_wire::arith::masked_swap(old, swap.0, compare.0, swap.1, compare.1)
-            })?,
-            Op::Nop => {}
-        }
-        Ok(())
-    }
-}
-
 #[test]
 fn the_engine_does_what_the_model_does() {
     let seed = seed();
     let _replay = Replay(seed);
     let mut bytes = [0u8; 32];
     StdRng::seed_from_u64(seed).fill(&mut bytes);
-    let config = Config { cases: if cfg!(miri) { 2 } else { 2000 }, failure_persistence: None, ..Config::default() };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let config = Config {
+        cases: if cfg!(miri) { 2 } else { 2000 },
+        failure_persistence: None,
+        ..Config::default()
+    };
+    let mut runner =
+        TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
     let rig = Rig::new();
-    let outcome = runner.run(&(ops(), any::<bool>(), 1..8usize), |(ops, per_slot, batch)| {
-        let kind = if per_slot { CqKind::PerSlot } else { CqKind::Collapsed };
-        let mut qp = rig.loopback(Options { kind, log_depth: 5, ..Options::default() });
-        let (src, dst) = (rig.region(LEN), rig.region(LEN));
-        let initial: Vec<u8> = (0..LEN).map(|i| (i * 31 + 7) as u8).collect();
-        src.fill(0, &initial);
-        dst.fill(0, &initial[1..]);
-        let mut model = Model { src: src.bytes(0, LEN), dst: dst.bytes(0, LEN) };
-        let mut expected = None;
-        let mut posted = 0;
-        for op in &ops {
-            let Some(wqe) = wqe(op, &src, &dst) else { continue };
-            if per_slot && wqe.slots() != 1 {
-                continue;
+    let outcome = runner.run(
+        &(ops(), any::<bool>(), 1..8usize),
+        |(ops, per_slot, batch)| {
+            let kind = if per_slot {
+                CqKind::PerSlot
+            } else {
+                CqKind::Collapsed
+            };
+            let mut qp = rig.loopback(Options {
+                kind,
+                log_depth: 5,
+                ..Options::default()
+            });
+            let (src, dst) = (rig.region(LEN), rig.region(LEN));
+            let initial: Vec<u8> = (0..LEN).map(|i| (i * 31 + 7) as u8).collect();
+            src.fill(0, &initial);
+            dst.fill(0, &initial[1..]);
+            let mut model = Model {
+                src: src.bytes(0, LEN),
+                dst: dst.bytes(0, LEN),
+            };
+            let mut expected = None;
+            let mut posted = 0;
+            for op in &ops {
+                let Some(wqe) = wqe(op, src.key(), dst.key()) else {
+                    continue;
+                };
+                if per_slot && wqe.slots() != 1 {
+                    continue;
+                }
+                let at = qp.post(&wqe);
+                posted += 1;
+                if expected.is_none()
+                    && let Err(fault) = model.run(op)
+                {
+                    expected = Some((at, fault));
+                }
+                if posted % batch == 0 || qp.pi % 16 == 15 {
+                    qp.ring();
+                    qp.wait_any(&rig, at);
+                }
             }
-            let at = qp.post(&wqe);
-            posted += 1;
-            if expected.is_none()
-                && let Err(fault) = model.run(op)
-            {
-                expected = Some((at, fault));
+            let last = qp.post(&Wqe::nop().signalled(true));
+            qp.ring();
+            let cqe = qp.wait_any(&rig, last);
+            prop_assert_eq!(ErrorCqe::parse(&cqe).is_some(), expected.is_some());
+            if let Some((at, fault)) = expected {
+                let word = qp.error_word();
+                prop_assert_eq!(
+                    (word.wqe_index(), word.vendor()),
+                    (at as u16, fault.vendor().0)
+                );
             }
-            if posted % batch == 0 || qp.pi % 16 == 15 {
-                qp.ring();
-                qp.wait_any(&rig, at);
-            }
-        }
-        let last = qp.post(&Wqe::nop().signalled(true));
-        qp.ring();
-        let cqe = qp.wait_any(&rig, last);
-        prop_assert_eq!(ErrorCqe::parse(&cqe).is_some(), expected.is_some());
-        if let Some((at, fault)) = expected {
-            let word = qp.error_word();
-            prop_assert_eq!((word.wqe_index(), word.vendor()), (at as u16, fault.vendor().0));
-        }
-        prop_assert_eq!(src.bytes(0, LEN), model.src);
-        prop_assert_eq!(dst.bytes(0, LEN), model.dst);
-        prop_assert!(src.canaries_intact() && dst.canaries_intact());
-        Ok(())
-    });
+            prop_assert_eq!(src.bytes(0, LEN), model.src);
+            prop_assert_eq!(dst.bytes(0, LEN), model.dst);
+            prop_assert!(src.canaries_intact() && dst.canaries_intact());
+            Ok(())
+        },
+    );
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
