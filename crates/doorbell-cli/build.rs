@@ -14,10 +14,10 @@ fn git(args: &[&str]) -> Option<String> {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // The head's log changes with every commit, HEAD itself only with the branch.
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
-        if std::path::Path::new(&log).exists() {
-            println!("cargo:rerun-if-changed={log}");
-        }
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"])
+        && std::path::Path::new(&log).exists()
+    {
+        println!("cargo:rerun-if-changed={log}");
     }
     if let Some(describe) = git(&["describe", "--always", "--tags", "--abbrev=12"]) {
         println!("cargo:rustc-env=DOORBELL_GIT={describe}");

@@ -57,9 +57,14 @@ pub(crate) struct DeviceArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PeerArgs {
-    /// Unix socket of the process that started this one
-    #[arg(long)]
-    pub(crate) socket: PathBuf,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Give up on anything after this many seconds
+    #[arg(long, value_name = "S", value_parser = lists::seconds)]
+    pub(crate) timeout: Duration,
+    /// CPU to run on
+    #[arg(long, value_name = "CPU")]
+    pub(crate) pin: Option<usize>,
 }
 
 /// The tests, named as in perftest.
@@ -260,12 +265,22 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_enum, default_value = "loopback", help_heading = "Set-up")]
     pub(crate) link: Link,
 
-    /// Where payloads lie
-    #[arg(long, value_enum, default_value = "host", help_heading = "Set-up")]
+    /// Where payloads lie at the target
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHERE",
+        default_value = "host",
+        help_heading = "Set-up"
+    )]
     pub(crate) mem: Place,
 
-    /// Where work queues lie [default: host]
-    #[arg(long, value_enum, help_heading = "Set-up")]
+    /// Where payloads lie at the initiator [default: as --mem]
+    #[arg(long, value_enum, value_name = "WHERE", help_heading = "Set-up")]
+    pub(crate) local_mem: Option<Place>,
+
+    /// Where work queues lie (post only: an engine reads them in host memory) [default: host]
+    #[arg(long, value_enum, value_name = "WHERE", help_heading = "Set-up")]
     pub(crate) queue_mem: Option<Place>,
 
     /// Who shares a QP
@@ -285,11 +300,12 @@ pub(crate) struct PerfArgs {
     pub(crate) qps: Option<u32>,
 
     /// Slots of each work queue, a power of two
-    #[arg(long, value_name = "N", value_parser = lists::depth, default_value = "1024", help_heading = "Set-up")]
-    pub(crate) depth: u32,
+    /// [env: DOORBELL_DEPTH] [default: 1024]
+    #[arg(long, value_name = "N", value_parser = lists::depth, help_heading = "Set-up")]
+    pub(crate) depth: Option<u32>,
 
-    /// Messages a doorbell [default: 32 for rates, 1 for latencies]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32_768), help_heading = "Load")]
+    /// Messages a doorbell; puts only [default: 32 for put-bw and post, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=511), help_heading = "Load")]
     pub(crate) batch: Option<u32>,
 
     /// Bytes a message, a list [default: 8; forward: 32]
@@ -320,11 +336,12 @@ pub(crate) struct PerfArgs {
     #[arg(long, conflicts_with_all = ["iters", "secs"], help_heading = "Load")]
     pub(crate) quick: bool,
 
-    /// How completions are reported [default: per-slot]
+    /// How completions are reported [default: collapsed]
     #[arg(long, value_enum, value_name = "KIND", help_heading = "Set-up")]
     pub(crate) cq: Option<CqMode>,
 
-    /// How posters tell the engine [default: record; assisted: producer]
+    /// How posters tell the engine
+    /// [env: DOORBELL_HANDLER] [default: record; assisted: producer]
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Set-up")]
     pub(crate) handler: Option<Handler>,
 
@@ -332,9 +349,15 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10", help_heading = "Set-up")]
     pub(crate) timeout: Duration,
 
-    /// Post without looking for space, as NVIDIA's benchmark does (post only; always so there)
-    #[arg(long, hide = true)]
-    pub(crate) skip_availability: bool,
+    /// Where the second process of `--link shm` runs its kernels [default: host, or the next
+    /// CUDA device if payloads are in GPU memory]
+    #[arg(long, value_name = "GPU", help_heading = "Set-up")]
+    pub(crate) peer_gpu: Option<String>,
+
+    /// CPUs to bind this process and the second one to, or none
+    /// [default: none; two CPUs with --link shm --hca-cores 0]
+    #[arg(long, value_name = "A,B", value_parser = lists::pins, help_heading = "Set-up")]
+    pub(crate) pin: Option<lists::Pins>,
 
     /// Run another GPU module's kernels (cubin or PTX, same names and parameters) beside ours
     #[arg(long, value_name = "FILE", help_heading = "For developers")]
@@ -377,7 +400,7 @@ mod tests {
         };
         assert_eq!(perf.size.unwrap().0, [8, 16, 32]);
         assert_eq!(perf.initiator, [Initiator::Gpu, Initiator::Cpu]);
-        assert_eq!(perf.depth, 1024);
+        assert_eq!(perf.depth, None);
     }
 
     #[test]

@@ -82,6 +82,11 @@ fn mem_total(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// Version of the NVIDIA kernel driver, as it says itself.
+pub(crate) fn nvidia_driver() -> Option<String> {
+    read("/sys/module/nvidia/version").map(|v| v.trim().to_owned())
+}
+
 /// Now, UTC, as RFC 3339 to the second.
 pub(crate) fn utc_now() -> String {
     let now = std::time::SystemTime::now()

@@ -116,6 +116,27 @@ pub(crate) fn depth(text: &str) -> Result<u32, String> {
     ))
 }
 
+/// `--pin`: CPUs for this process and for the second one; none: leave both to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pins(pub(crate) Option<(usize, Option<usize>)>);
+
+/// `none`, `3` or `2,3`.
+pub(crate) fn pins(text: &str) -> Result<Pins, String> {
+    if text == "none" {
+        return Ok(Pins(None));
+    }
+    let cpu = |piece: &str| {
+        piece
+            .trim()
+            .parse::<usize>()
+            .map_err(|_| format!("`{piece}` is not a CPU number: give one, two as in 2,3, or none"))
+    };
+    match text.split_once(',') {
+        None => Ok(Pins(Some((cpu(text)?, None)))),
+        Some((a, b)) => Ok(Pins(Some((cpu(a)?, Some(cpu(b)?))))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +177,14 @@ mod tests {
         assert!(depth("1000").unwrap_err().contains("nearest is 1024"));
         assert!(depth("65536").unwrap_err().contains("nearest is 32768"));
         assert!(depth("0").unwrap_err().contains("nearest is 2"));
+    }
+
+    #[test]
+    fn cpus() {
+        assert_eq!(pins("none").unwrap(), Pins(None));
+        assert_eq!(pins("3").unwrap(), Pins(Some((3, None))));
+        assert_eq!(pins("2,3").unwrap(), Pins(Some((2, Some(3)))));
+        assert!(pins("2,x").unwrap_err().contains("`x`"));
     }
 
     #[test]

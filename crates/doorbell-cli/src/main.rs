@@ -1,25 +1,75 @@
 //! The `doorbell` command: `info` says what would be used here and why, `perf` measures and checks.
 
 mod args;
+mod config;
 mod cputime;
 mod environment;
+mod info;
 mod lists;
 mod perf;
+mod pin;
 mod progress;
 mod schema;
 mod stats;
 mod table;
 mod units;
 
-use clap::Parser;
+use std::process::ExitCode;
 
-/// The version with the commit it was built from.
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use args::{Cli, Command};
+
+/// The version, with the commit it was built from where that is known.
 pub(crate) const VERSION: &str = match option_env!("DOORBELL_GIT") {
     Some(git) => git,
     None => env!("CARGO_PKG_VERSION"),
 };
 
-fn main() {
-    let cli = args::Cli::parse();
-    println!("{cli:?}");
+/// How a command that did not fail ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Well,
+    /// It ran, and what it moved was not what arrived.
+    CheckFailed,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log();
+    let ended = match &cli.command {
+        Command::Info(args) => info::run(args),
+        Command::Perf(args) => perf::run(args),
+        Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
+    };
+    match ended {
+        Ok(Ended::Well) => ExitCode::SUCCESS,
+        Ok(Ended::CheckFailed) => {
+            eprintln!("doorbell: a check failed");
+            ExitCode::from(3)
+        }
+        // Whoever read our output has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("doorbell: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|e| {
+        e.downcast_ref::<std::io::Error>()
+            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
+}
+
+/// Warnings go to standard error; `DOORBELL_LOG` asks for more.
+fn log() {
+    let filter = EnvFilter::try_from_env("DOORBELL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
 }

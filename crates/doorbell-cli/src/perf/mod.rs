@@ -1,5 +1,240 @@
 //! `doorbell perf`: plan the cases, run each on queues of its own, check, report.
+//!
+//! `plan` turns arguments into cases; `bench` opens what they run on; `rate`, `latency`, `forward`
+//! and `post` each measure one family of tests; `peer` is the second process of `--link shm`.
 
+mod atomic;
+mod baseline;
+mod baselines;
+mod bench;
 mod check;
+mod end;
+mod far;
+mod forward;
+mod latency;
+pub(crate) mod peer;
+mod pipe;
 mod plan;
+mod post;
+mod proxy;
+mod queues;
+mod rate;
 mod report;
+mod running;
+mod side;
+mod tally;
+
+use std::path::Path;
+
+use anyhow::Result;
+use rand::RngCore;
+
+use self::baselines::Baselines;
+use self::bench::{Bench, Benches};
+use self::pipe::Partner;
+use self::plan::{Case, Defaults};
+use self::report::Reporter;
+use self::tally::Measured;
+use crate::args::{Handler, Link, PerfArgs, Place, Test};
+use crate::environment::Machine;
+use crate::progress::Progress;
+use crate::schema::Environment;
+use crate::{Ended, lists, units};
+
+/// What the cases of a run share.
+struct Context {
+    benches: Benches,
+    partner: Option<Partner>,
+    baselines: Baselines,
+    progress: Progress,
+}
+
+/// Runs all cases.
+pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
+    let machine = Machine::read();
+    let pins = pins(args)?;
+    if let Some((own, _)) = pins {
+        crate::pin::to(own)?;
+    }
+    let config = crate::config::resolve(&args.device)?;
+    let settings = config.resolve()?;
+    let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
+    let defaults = Defaults {
+        depth: settings.depth,
+        handler: match settings.handler {
+            doorbell::Handler::Record => Handler::Record,
+            doorbell::Handler::Only => Handler::Doorbell,
+            doorbell::Handler::Producer => Handler::Producer,
+        },
+    };
+    let cases = plan::cases(args, &defaults, seed)?;
+    let Some(first) = cases.first() else {
+        return Ok(Ended::Well);
+    };
+    let started = crate::environment::utc_now();
+    let mut context = Context {
+        benches: Benches::new(config, args.module.as_deref())?,
+        partner: None,
+        baselines: Baselines::default(),
+        progress: Progress::new(cases.len()),
+    };
+    let bench = context.benches.of(first)?;
+    if args.link == Link::Shm {
+        context.partner = Some(partner(args, &bench, pins.and_then(|p| p.1))?);
+    }
+    let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
+    let mut reporter = Reporter::new(args.test, json_on_stdout);
+    reporter.heading(&heading(first, &bench, &machine))?;
+    let failed = all(&mut context, &cases, &mut reporter).err();
+    if failed.is_none() {
+        reporter.ratios()?;
+    }
+    reporter.summary()?;
+    if let Some(path) = &args.json {
+        let environment = environment(first, &bench, &machine, started, seed);
+        reporter.write_json(path, environment)?;
+    }
+    match failed {
+        Some(error) => Err(error),
+        None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
+        None => Ok(Ended::Well),
+    }
+}
+
+fn all(context: &mut Context, cases: &[Case], reporter: &mut Reporter) -> Result<()> {
+    for case in cases {
+        context.progress.at(0.0, &case.label());
+        let measured = measure(context, case).map_err(|e| explain(context, case, e))?;
+        context.progress.next();
+        context
+            .progress
+            .suspend(|| reporter.row(case.clone(), measured))?;
+    }
+    Ok(())
+}
+
+fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
+    match case.test {
+        Test::PutBw | Test::GetBw | Test::AtomicRate => rate::run(context, case),
+        Test::PutLat | Test::GetLat | Test::SignalLat => latency::run(context, case),
+        Test::Forward => forward::run(context, case),
+        Test::Post => post::run(context, case),
+    }
+}
+
+/// An error with the case it ended, and with the peer's death if that is what is behind it.
+fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::Error {
+    let error = match context.partner.as_mut().map(Partner::alive) {
+        Some(Err(death)) => error.context(death.to_string()),
+        _ => error,
+    };
+    error.context(case.label())
+}
+
+/// CPUs for this process and the second one: as asked, or for two spinning processes one each.
+fn pins(args: &PerfArgs) -> Result<Option<(usize, Option<usize>)>> {
+    if let Some(lists::Pins(asked)) = args.pin {
+        return Ok(asked);
+    }
+    let host = args.device.gpu.as_deref() == Some("host");
+    let allowed = crate::pin::allowed();
+    let two = args.link == Link::Shm && args.device.hca_cores == Some(0) && host;
+    Ok(match allowed.as_slice() {
+        [a, b, ..] if two => Some((*a, Some(*b))),
+        _ => None,
+    })
+}
+
+/// Starts the second process.
+fn partner(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> {
+    let gpu = match (&args.peer_gpu, args.mem) {
+        (Some(gpu), _) => gpu.clone(),
+        (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
+            let ordinal = bench.device.gpu_info().ordinal.unwrap_or(0);
+            format!("cuda:{}", ordinal + 1)
+        }
+        (None, _) => "host".to_owned(),
+    };
+    let mut words: Vec<std::ffi::OsString> = ["peer", "--gpu"].map(Into::into).into();
+    words.push(gpu.into());
+    words.push("--hca-cores".into());
+    words.push(bench.cores().to_string().into());
+    words.push("--timeout".into());
+    words.push(args.timeout.as_secs_f64().to_string().into());
+    if let Some(cpu) = pin {
+        words.push("--pin".into());
+        words.push(cpu.to_string().into());
+    }
+    Partner::start(&words, args.timeout)
+}
+
+/// What is about to be measured, in words.
+fn heading(case: &Case, bench: &Bench, machine: &Machine) -> Vec<String> {
+    let gpu = match bench.device.gpu().is_cuda() {
+        true => bench.gpu_label(),
+        false => format!("GPU played by host threads ({} CPUs)", machine.cpus),
+    };
+    let hca = match bench.cores() {
+        _ if case.test == Test::Post => "no engine".to_owned(),
+        0 => "software HCA driven by whoever waits".to_owned(),
+        1 => "software HCA on 1 core".to_owned(),
+        n => format!("software HCA on {n} cores"),
+    };
+    let link = match case.test {
+        Test::Post => format!("queues in {} memory", case.queue_mem.name()),
+        _ => format!(
+            "{}, payloads in {} memory",
+            case.link.name(),
+            case.mem.name()
+        ),
+    };
+    let checked = match (case.check, case.test) {
+        (true, Test::Post) => format!("; rings checked, seed {:#x}", case.seed),
+        (true, _) => format!("; every byte checked, seed {:#x}", case.seed),
+        (false, _) => String::new(),
+    };
+    vec![
+        format!("{}: {gpu}, {hca}, {link}", case.test.name()),
+        format!(
+            "{} QPs of {} slots, handler {}, {} CQ{checked}",
+            case.sharing.name(),
+            units::grouped(case.depth.into()),
+            case.handler.name(),
+            case.cq.name()
+        ),
+    ]
+}
+
+fn environment(
+    case: &Case,
+    bench: &Bench,
+    machine: &Machine,
+    started: String,
+    seed: u64,
+) -> Environment {
+    let info = bench.device.gpu_info();
+    let post = case.test == Test::Post;
+    Environment {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        git: option_env!("DOORBELL_GIT").map(str::to_owned),
+        profile: option_env!("DOORBELL_PROFILE").map(str::to_owned),
+        target: option_env!("DOORBELL_TARGET").map(str::to_owned),
+        command: std::env::args().collect(),
+        started,
+        kernel: machine.kernel.clone(),
+        cpu: machine.cpu.clone(),
+        cpus: machine.cpus,
+        cpu_quota: machine.cpu_quota,
+        memory_bytes: machine.memory_bytes,
+        gpu: Some(bench.gpu_label()),
+        driver: crate::environment::nvidia_driver().filter(|_| bench.device.gpu().is_cuda()),
+        cuda: info
+            .driver_version
+            .map(|(major, minor)| format!("{major}.{minor}")),
+        handler: Some(case.handler.name().to_owned()),
+        cq: Some(case.cq.name().to_owned()),
+        queue_mem: Some(case.queue_mem.name().to_owned()),
+        hca_cores: (!post).then(|| bench.cores().into()),
+        seed: Some(seed),
+    }
+}

@@ -32,10 +32,12 @@ pub(crate) enum Limit {
 pub(crate) struct Case {
     pub(crate) test: Test,
     pub(crate) initiator: Initiator,
-    /// The kernels of `--module` post, not ours.
-    pub(crate) foreign: bool,
+    /// The kernels of `--module` post, not ours: the file's name.
+    pub(crate) foreign: Option<String>,
     pub(crate) link: Link,
+    /// Payload memory at the target and at the initiator.
     pub(crate) mem: Place,
+    pub(crate) local_mem: Place,
     pub(crate) queue_mem: Place,
     pub(crate) sharing: Sharing,
     pub(crate) handler: Handler,
@@ -59,18 +61,41 @@ impl Case {
         u64::from(self.blocks) * u64::from(self.threads)
     }
 
-    /// Messages of a thread's window: each has a place of its own there.
-    pub(crate) fn window_messages(&self) -> u64 {
+    /// Messages of a thread's window, a power of two: each has a place of its own there.
+    pub(crate) fn places(&self) -> u64 {
         let stride = self.stride();
         let most = if self.check {
-            (CHECK_BYTES / self.grid() / stride).clamp(1, (CHECK_MESSAGES / self.grid()).max(1))
+            let bytes = CHECK_BYTES / self.grid() / stride;
+            bytes.clamp(1, (CHECK_MESSAGES / self.grid()).max(1))
         } else {
             (CYCLE_BYTES / stride).max(1)
         };
+        let most = 1 << most.ilog2();
         match self.limit {
-            Limit::Iters(n) if self.check => most.min(n),
+            Limit::Iters(n) if self.check => most.min(n.next_power_of_two()),
             _ => most,
         }
+    }
+
+    /// Queue pairs that are posted to; the others are idle.
+    pub(crate) fn posters(&self) -> usize {
+        (match (self.initiator, self.sharing) {
+            (_, Sharing::Gpu) => 1,
+            (Initiator::Proxy, _) | (_, Sharing::Block) => self.blocks,
+            (_, Sharing::Exclusive) => self.blocks * self.threads,
+        }) as usize
+    }
+
+    /// What progress is shown for.
+    pub(crate) fn label(&self) -> String {
+        format!(
+            "{} {} {}x{} {}",
+            self.test.name(),
+            self.who(),
+            self.blocks,
+            self.threads,
+            crate::units::size(self.size)
+        )
     }
 
     /// Bytes from one message's place to the next.
@@ -84,7 +109,7 @@ impl Case {
 
     /// What the row is called where initiators are listed.
     pub(crate) fn who(&self) -> &'static str {
-        if self.foreign {
+        if self.foreign.is_some() {
             "module"
         } else {
             self.initiator.name()
@@ -94,7 +119,7 @@ impl Case {
 
 /// Every case of a run, in the order measured: for each number of blocks and each size, all
 /// initiators one after the other, so that what is compared was measured in the same minute.
-pub(crate) fn cases(args: &PerfArgs, seed: u64) -> Result<Vec<Case>> {
+pub(crate) fn cases(args: &PerfArgs, defaults: &Defaults, seed: u64) -> Result<Vec<Case>> {
     let sizes = match &args.size {
         Some(list) => list.0.clone(),
         None => vec![default_size(args.test)],
@@ -103,10 +128,13 @@ pub(crate) fn cases(args: &PerfArgs, seed: u64) -> Result<Vec<Case>> {
     for &blocks in &args.blocks.0 {
         for &size in &sizes {
             for &initiator in &args.initiator {
-                let case = case(args, initiator, blocks as u32, size, seed)?;
-                if args.module.is_some() && initiator != Initiator::Cpu {
+                let case = case(args, defaults, initiator, blocks as u32, size, seed)?;
+                if let Some(module) = &args.module
+                    && initiator != Initiator::Cpu
+                {
                     let mut foreign = case.clone();
-                    foreign.foreign = true;
+                    let name = module.file_name().unwrap_or(module.as_os_str());
+                    foreign.foreign = Some(name.to_string_lossy().into_owned());
                     out.extend([case, foreign]);
                 } else {
                     out.push(case);
@@ -117,6 +145,13 @@ pub(crate) fn cases(args: &PerfArgs, seed: u64) -> Result<Vec<Case>> {
     Ok(out)
 }
 
+/// What the host library's settings say where no argument does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) depth: u32,
+    pub(crate) handler: Handler,
+}
+
 fn default_size(test: Test) -> u64 {
     match test {
         Test::Forward => 32,
@@ -124,9 +159,16 @@ fn default_size(test: Test) -> u64 {
     }
 }
 
-fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64) -> Result<Case> {
+fn case(
+    args: &PerfArgs,
+    defaults: &Defaults,
+    initiator: Initiator,
+    blocks: u32,
+    size: u64,
+    seed: u64,
+) -> Result<Case> {
     let test = args.test;
-    let check = args.check || (args.quick && !args.no_check && test != Test::Post);
+    let check = args.check || (args.quick && !args.no_check);
     let threads = args.threads.unwrap_or(match args.sharing {
         Sharing::Exclusive => 1,
         Sharing::Block | Sharing::Gpu => 32,
@@ -149,26 +191,16 @@ fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64
             "{blocks} blocks of {threads} threads are {grid} threads: at most {MAX_THREADS}; lower --blocks or --threads"
         );
     }
-    let qps = qps(args, blocks, threads)?;
-    let batch = args.batch.unwrap_or(if test.is_latency() {
-        1
+    let sharing = if test.is_latency() {
+        Sharing::Exclusive
     } else {
-        32.min(args.depth / 2)
-    });
-    if test.is_latency() && batch != 1 {
-        bail!(
-            "{} sends one message at a time: --batch does not apply",
-            test.name()
-        );
-    }
-    if batch > args.depth {
-        bail!(
-            "a batch of {batch} does not fit a queue of {} slots: lower --batch or raise --depth",
-            args.depth
-        );
-    }
-    let handler = handler(args, initiator)?;
-    sense(args, initiator, size, check)?;
+        args.sharing
+    };
+    let qps = qps(args, initiator, sharing, blocks, threads)?;
+    let depth = args.depth.unwrap_or(defaults.depth);
+    let batch = batch(args, initiator, depth)?;
+    let handler = handler(args, defaults, initiator)?;
+    sense(args, initiator, size)?;
     let limit = match (args.iters, args.secs) {
         (Some(n), _) => Limit::Iters(n),
         (_, Some(t)) => Limit::Time(t),
@@ -178,17 +210,18 @@ fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64
     let case = Case {
         test,
         initiator,
-        foreign: false,
+        foreign: None,
         link: args.link,
         mem: args.mem,
+        local_mem: args.local_mem.unwrap_or(args.mem),
         queue_mem: args.queue_mem.unwrap_or(Place::Host),
-        sharing: args.sharing,
+        sharing,
         handler,
-        cq: args.cq.unwrap_or(CqMode::PerSlot),
+        cq: args.cq.unwrap_or(CqMode::Collapsed),
         blocks,
         threads,
         qps,
-        depth: args.depth,
+        depth,
         batch,
         size,
         limit,
@@ -197,7 +230,7 @@ fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64
         timeout: args.timeout,
         seed,
     };
-    let bytes = case.window_messages() * case.stride() * case.grid();
+    let bytes = case.places() * case.stride() * case.grid();
     if bytes > MAX_BYTES {
         bail!(
             "{grid} threads with messages of {size} bytes take {bytes} bytes a side: at most {MAX_BYTES}; lower --size, --blocks or --threads"
@@ -206,28 +239,56 @@ fn case(args: &PerfArgs, initiator: Initiator, blocks: u32, size: u64, seed: u64
     Ok(case)
 }
 
-fn qps(args: &PerfArgs, blocks: u32, threads: u32) -> Result<u32> {
-    let grid = blocks * threads;
-    let (needed, each) = match args.sharing {
-        Sharing::Exclusive => (grid, "every thread has its own"),
-        Sharing::Block => (blocks, "every block has its own"),
-        Sharing::Gpu => (1, "all threads share"),
+fn qps(
+    args: &PerfArgs,
+    initiator: Initiator,
+    sharing: Sharing,
+    blocks: u32,
+    threads: u32,
+) -> Result<u32> {
+    let (needed, each) = match (initiator, sharing) {
+        (_, Sharing::Gpu) => (1, "all threads share one"),
+        (Initiator::Proxy, _) | (_, Sharing::Block) => (blocks, "every block has its own"),
+        (_, Sharing::Exclusive) => (blocks * threads, "every thread has its own"),
     };
+    // More queue pairs than are posted to are idle ones: what they cost is worth measuring.
     let qps = args.qps.unwrap_or(needed);
-    match args.sharing {
-        // More QPs than posters are idle ones: what they cost is worth measuring.
-        _ if qps < needed => bail!(
+    if qps < needed {
+        bail!(
             "--qps {qps} is too few: with --sharing {} {each}, so {blocks} blocks of {threads} threads need {needed}",
-            args.sharing.name()
-        ),
-        _ if qps > 65_536 => {
-            bail!("{qps} QPs are more than 65536: lower --blocks, --threads or --qps")
-        }
-        _ => Ok(qps),
+            sharing.name()
+        );
     }
+    if qps > 65_536 {
+        bail!("{qps} QPs are more than 65536: lower --blocks, --threads or --qps");
+    }
+    Ok(qps)
 }
 
-fn handler(args: &PerfArgs, initiator: Initiator) -> Result<Handler> {
+fn batch(args: &PerfArgs, initiator: Initiator, depth: u32) -> Result<u32> {
+    let name = args.test.name();
+    let batched = matches!(args.test, Test::PutBw | Test::Post) && initiator != Initiator::Proxy;
+    let batch = match (args.batch, batched) {
+        (None, true) => 32.min((depth / 2).max(1)),
+        (None, false) | (Some(1), _) => 1,
+        (Some(_), false) if initiator == Initiator::Proxy && args.initiator.len() > 1 => 1,
+        (Some(_), false) if initiator == Initiator::Proxy => {
+            bail!("the proxy rings as it finds commands: leave --batch out with --initiator proxy")
+        }
+        (Some(n), false) => {
+            bail!("{name} posts one message a doorbell: leave --batch {n} out")
+        }
+        (Some(n), true) => n,
+    };
+    if batch > depth {
+        bail!(
+            "a batch of {batch} does not fit a queue of {depth} slots: lower --batch or raise --depth"
+        );
+    }
+    Ok(batch)
+}
+
+fn handler(args: &PerfArgs, defaults: &Defaults, initiator: Initiator) -> Result<Handler> {
     match (initiator, args.handler) {
         (Initiator::Assisted, None | Some(Handler::Producer)) => Ok(Handler::Producer),
         (Initiator::Assisted, Some(other)) => bail!(
@@ -235,12 +296,12 @@ fn handler(args: &PerfArgs, initiator: Initiator) -> Result<Handler> {
             other.name()
         ),
         (_, Some(handler)) => Ok(handler),
-        (_, None) => Ok(Handler::Record),
+        (_, None) => Ok(defaults.handler),
     }
 }
 
 /// Combinations that mean nothing.
-fn sense(args: &PerfArgs, initiator: Initiator, size: u64, check: bool) -> Result<()> {
+fn sense(args: &PerfArgs, initiator: Initiator, size: u64) -> Result<()> {
     let name = args.test.name();
     match args.test {
         Test::Post => {
@@ -252,9 +313,6 @@ fn sense(args: &PerfArgs, initiator: Initiator, size: u64, check: bool) -> Resul
             if args.link == Link::Shm {
                 bail!("post has no engine and so no link: leave --link out");
             }
-            if check {
-                bail!("post moves nothing, so there is nothing to check: leave --check out");
-            }
         }
         Test::Forward => {
             if initiator != Initiator::Gpu {
@@ -263,25 +321,32 @@ fn sense(args: &PerfArgs, initiator: Initiator, size: u64, check: bool) -> Resul
             if args.link == Link::Shm {
                 bail!("forward measures the HCA of this process: leave --link out");
             }
-            if size > 44 {
-                bail!("forward answers with an inline WQE: --size is at most 44, not {size}");
+            if size != 32 {
+                bail!("forward sends 32 bytes and a flag: leave --size out");
             }
         }
         Test::AtomicRate if size != 8 && args.size.is_some() => {
             bail!("atomics have 8 bytes: leave --size out or at 8");
         }
-        Test::PutLat | Test::SignalLat if size < 8 => {
-            bail!("{name} waits for an 8-byte stamp in the message: --size is at least 8");
+        Test::PutLat | Test::SignalLat | Test::GetLat if !size.is_multiple_of(8) => {
+            bail!("{name} moves words of 8 bytes: --size {size} is not a multiple of 8");
         }
         _ => {}
     }
-    if initiator == Initiator::Proxy
-        && matches!(
-            args.test,
-            Test::GetBw | Test::GetLat | Test::AtomicRate | Test::SignalLat
-        )
+    if initiator == Initiator::Proxy {
+        if args.test != Test::PutBw {
+            bail!("--initiator proxy serves put-bw only: {name} takes gpu, assisted or cpu");
+        }
+        if args.sharing == Sharing::Exclusive && args.threads.is_some_and(|t| t > 1) {
+            bail!("the proxy has a command queue for each block: add --sharing block");
+        }
+    }
+    if args.queue_mem == Some(Place::Gpu) && args.test != Test::Post {
+        bail!("the engine reads queues in host memory: --queue-mem gpu is for post only");
+    }
+    if initiator == Initiator::Cpu && (args.mem == Place::Gpu || args.local_mem == Some(Place::Gpu))
     {
-        bail!("--initiator proxy carries puts only: {name} takes gpu, assisted or cpu");
+        bail!("--initiator cpu uses host memory: leave --mem and --local-mem at host");
     }
     Ok(())
 }
@@ -306,7 +371,13 @@ mod tests {
             .into_iter()
             .chain(text.split_whitespace());
         match Cli::try_parse_from(all)?.command {
-            Command::Perf(args) => cases(&args, 1),
+            Command::Perf(args) => {
+                let defaults = Defaults {
+                    depth: 1024,
+                    handler: Handler::Record,
+                };
+                cases(&args, &defaults, 1)
+            }
             _ => unreachable!("the words begin with perf"),
         }
     }
@@ -360,7 +431,7 @@ mod tests {
             "put-bw --size 1M",
         ] {
             let case = parse(text).unwrap().remove(0);
-            let messages = case.window_messages();
+            let messages = case.places();
             assert!(messages >= 1, "{text}");
             if messages > 1 {
                 assert!(
@@ -370,7 +441,7 @@ mod tests {
             }
         }
         let case = parse("put-bw --check --iters 10").unwrap().remove(0);
-        assert_eq!(case.window_messages(), 10);
+        assert_eq!(case.places(), 16);
     }
 
     #[test]
@@ -385,13 +456,17 @@ mod tests {
             ("put-lat --blocks 2", "leave --blocks"),
             ("put-lat --batch 4", "--batch"),
             ("post --initiator proxy", "proxy"),
-            ("post --check", "leave --check out"),
             ("post --link shm", "--link"),
             ("forward --initiator cpu", "--initiator"),
-            ("forward --size 64", "at most 44"),
+            ("forward --size 64", "leave --size"),
             ("atomic-rate --size 16", "--size"),
-            ("put-lat --size 4", "at least 8"),
-            ("get-bw --initiator proxy", "puts only"),
+            ("put-lat --size 4", "multiple of 8"),
+            ("get-bw --batch 4", "leave --batch"),
+            ("put-bw --initiator proxy --batch 4", "proxy rings"),
+            ("put-bw --initiator proxy --threads 4", "--sharing block"),
+            ("put-bw --queue-mem gpu", "post only"),
+            ("put-bw --initiator cpu --mem gpu", "--local-mem"),
+            ("get-bw --initiator proxy", "put-bw only"),
             ("put-bw --size 1G --blocks 64", "lower --size"),
             ("put-bw --blocks 65535 --threads 1024", "at most 1048576"),
         ] {

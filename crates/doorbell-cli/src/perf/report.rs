@@ -7,15 +7,17 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::plan::Case;
+use super::tally::Measured;
 use crate::args::Test;
 use crate::schema::{Environment, Outcome, Report, SCHEMA};
 use crate::table::{Column, Table};
 use crate::units;
 
 /// A result and the case it came from.
-pub(crate) struct Row {
-    pub(crate) case: Case,
-    pub(crate) outcome: Outcome,
+struct Row {
+    case: Case,
+    outcome: Outcome,
+    compared: u64,
 }
 
 /// Prints rows as they come and keeps them.
@@ -32,7 +34,7 @@ impl Reporter {
         let latency = test.is_latency();
         let mut columns = vec![
             Column::left("poster", 8),
-            Column::right("grid", 8),
+            Column::right("grid", 7),
             Column::right("QPs", 4),
         ];
         if latency {
@@ -47,9 +49,9 @@ impl Reporter {
             columns.extend([
                 Column::right("batch", 5),
                 Column::right("size", 7),
-                Column::right("msg/s", 7),
+                Column::right("msg/s", 6),
                 Column::right("B/s", 7),
-                Column::right("baseline", 8),
+                Column::right("base", 7),
             ]);
         }
         columns.extend([Column::right("CPUs", 4), Column::left("check", 5)]);
@@ -87,21 +89,65 @@ impl Reporter {
         self.table.header(&mut out)
     }
 
-    /// One row.
-    pub(crate) fn row(&mut self, row: Row) -> io::Result<()> {
-        let cells = self.cells(&row);
-        self.table.row(&mut self.out(), &cells)?;
+    /// One row, with what was found wrong and other remarks below it.
+    pub(crate) fn row(&mut self, case: Case, measured: Measured) -> io::Result<()> {
+        let row = Row {
+            case,
+            outcome: measured.outcome,
+            compared: measured.compared,
+        };
+        let mut out = self.out();
+        self.table.row(&mut out, &self.cells(&row))?;
+        for fault in &measured.faults {
+            self.lines(&mut out, &format!("WRONG: {fault}"))?;
+        }
+        for note in &measured.notes {
+            self.lines(&mut out, note)?;
+        }
         self.rows.push(row);
         Ok(())
     }
 
-    /// A line below the table.
-    pub(crate) fn line(&self, text: &str) -> io::Result<()> {
-        let mut out = self.out();
-        for part in crate::table::wrap(text, 80) {
-            writeln!(out, "{part}")?;
+    fn lines(&self, out: &mut dyn Write, text: &str) -> io::Result<()> {
+        for part in crate::table::wrap(text, 76) {
+            writeln!(out, "    {part}")?;
         }
         Ok(())
+    }
+
+    /// Wrong bytes and other faults of all rows.
+    pub(crate) fn errors(&self) -> u64 {
+        self.rows.iter().map(|r| r.outcome.errors).sum()
+    }
+
+    /// The last line: how much was done, and whether it was right.
+    pub(crate) fn summary(&self) -> io::Result<()> {
+        let Some(first) = self.rows.first() else {
+            return Ok(());
+        };
+        let messages: u64 = self.rows.iter().map(|r| r.outcome.messages).sum();
+        let compared: u64 = self.rows.iter().map(|r| r.compared).sum();
+        let what = match first.case.test {
+            Test::PutBw | Test::PutLat => "puts",
+            Test::GetBw | Test::GetLat => "gets",
+            Test::AtomicRate => "fetch-and-adds",
+            Test::SignalLat => "puts with signal",
+            Test::Forward => "messages forwarded",
+            Test::Post => "puts posted",
+        };
+        let count = units::grouped(messages);
+        let line = match (self.errors(), first.outcome.checked) {
+            (0, true) if first.case.test == Test::Post => {
+                format!("{count} {what}; rings and doorbells are as they must be.")
+            }
+            (0, true) => format!(
+                "{count} {what}, every byte checked: {} bytes compared, none wrong.",
+                units::grouped(compared)
+            ),
+            (0, false) => format!("{count} {what}."),
+            (errors, _) => format!("{count} {what}: {} ERRORS.", units::grouped(errors)),
+        };
+        writeln!(self.out(), "\n{line}")
     }
 
     fn cells(&self, row: &Row) -> Vec<String> {
@@ -148,11 +194,6 @@ impl Reporter {
             (false, 0) => "-".to_owned(),
         });
         cells
-    }
-
-    /// Rows so far.
-    pub(crate) fn rows(&self) -> &[Row] {
-        &self.rows
     }
 
     /// Where cases differ only in who posts: each against the first.

@@ -1,0 +1,131 @@
+//! The far side of a case: target memory in this process (loopback) or in a peer process (shm).
+//!
+//! Both do the same four things: make windows, fill them, compare them, and account for CPU time.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use super::bench::Bench;
+use super::check::{Picture, Verdict};
+use super::pipe::Partner;
+use super::side::{Reach, Side, SideSpec};
+use crate::cputime::{CpuClock, CpuUse};
+
+/// What a peer process can be told to do. Each has one answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Make windows: answered with a [`Reach`].
+    Side(SideSpec),
+    /// Connect to a listener of the initiator, as this session.
+    Dial { session: u32, address: String },
+    /// Make and connect queue pairs to those that the bytes describe: answered with their own.
+    Connect {
+        session: u32,
+        depth: u32,
+        endpoints: Vec<Vec<u8>>,
+    },
+    /// Fill the windows.
+    Paint(Picture),
+    /// Compare the windows: answered with a [`Verdict`].
+    Verify(Picture),
+    /// Read from the windows: answered with the bytes.
+    Read { offset: u64, len: u64 },
+    /// Start counting CPU time.
+    ClockStart,
+    /// Stop: answered with CPU and wall nanoseconds.
+    ClockStop,
+    /// Make the second end of a ping-pong: answered with a [`Reach`].
+    End(super::end::EndSpec),
+    /// Play the second end of a ping-pong.
+    Play(Box<super::latency::PlayOrder>),
+    /// Wait for its end: answered with its [`super::end::Faults`].
+    Played,
+    /// Forget windows and queue pairs.
+    Clear,
+}
+
+/// Target memory.
+pub(crate) enum Far<'a> {
+    Here(Side),
+    There(Reach, &'a mut Partner),
+}
+
+impl<'a> Far<'a> {
+    pub(crate) fn new(
+        bench: &Bench,
+        partner: Option<&'a mut Partner>,
+        spec: &SideSpec,
+    ) -> Result<Self> {
+        Ok(match partner {
+            None => Self::Here(Side::new(&bench.pd, &bench.device, spec)?),
+            Some(partner) => {
+                let reach = partner.ask("make its memory", &Order::Side(*spec))?;
+                Self::There(reach, partner)
+            }
+        })
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        match self {
+            Self::Here(side) => side.reach(),
+            Self::There(reach, _) => *reach,
+        }
+    }
+
+    pub(crate) fn paint(&mut self, picture: &Picture) -> Result<()> {
+        match self {
+            Self::Here(side) => side.paint(picture),
+            Self::There(_, partner) => partner.ask("fill its memory", &Order::Paint(*picture)),
+        }
+    }
+
+    pub(crate) fn verify(&mut self, picture: &Picture) -> Result<Verdict> {
+        match self {
+            Self::Here(side) => side.verify(picture),
+            Self::There(_, partner) => partner.ask("compare its memory", &Order::Verify(*picture)),
+        }
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        match self {
+            Self::Here(side) => side.read(offset, len),
+            Self::There(_, partner) => partner.ask("read its memory", &Order::Read { offset, len }),
+        }
+    }
+
+    pub(crate) fn partner(&mut self) -> Option<&mut Partner> {
+        match self {
+            Self::Here(_) => None,
+            Self::There(_, partner) => Some(partner),
+        }
+    }
+}
+
+/// CPU time of both processes over a stretch of a run.
+pub(crate) struct Meter {
+    clock: CpuClock,
+}
+
+impl Meter {
+    pub(crate) fn start(partner: Option<&mut Partner>) -> Result<Self> {
+        if let Some(partner) = partner {
+            let () = partner.ask("count its CPU time", &Order::ClockStart)?;
+        }
+        Ok(Self {
+            clock: CpuClock::start(),
+        })
+    }
+
+    /// Adds the stretch to `total`.
+    pub(crate) fn stop(self, partner: Option<&mut Partner>, total: &mut CpuUse) -> Result<()> {
+        let (mut cpu, wall) = self.clock.elapsed();
+        if let Some(partner) = partner {
+            let theirs: u64 = partner.ask("say its CPU time", &Order::ClockStop)?;
+            cpu += Duration::from_nanos(theirs);
+        }
+        total.add((cpu, wall));
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! `forward`: the HCA delivers 32 bytes and a flag in one 64-byte line, the kernel answers with a
+//! WRITE whose payload is in the WQEs; and the bare round trip through pinned memory beside it.
+//!
+//! The thread that measures is the HCA (unless `--hca-cores` says otherwise): the clock runs from
+//! before its own work request is built until the kernel's answer has been executed and is in
+//! memory. Every answer is compared with the random message that it answers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use doorbell::cpu::{self, Post};
+use doorbell::{Access, CpuQp, Memory, Place, RemoteMr};
+use doorbell_device::QpHandle;
+use doorbell_gpu::Dims;
+use doorbell_kernels::params;
+
+use super::bench::Bench;
+use super::check::Stream;
+use super::far::Meter;
+use super::plan::{Case, Limit};
+use super::running::{Statuses, Watch, first_failure};
+use super::tally::{Measured, Tally};
+use super::{Context, queues};
+use crate::{stats, units};
+
+/// Words of a message; the flag follows them.
+const WORDS: usize = 4;
+/// Bytes of message and flag.
+const BYTES: u32 = 40;
+/// Messages of one launch.
+const ROUNDS: u64 = 16_384;
+/// Messages at the start of a launch that are not counted: the kernel may not run yet.
+const WARM_UP: u64 = 64;
+/// Polls between two looks at the clock.
+const LOOK: u32 = 1024;
+
+/// A line that one side writes and the other polls.
+fn line(bench: &Bench, place: Place) -> Result<Memory> {
+    Ok(bench.device.alloc(place, 64)?)
+}
+
+/// A message of a stream.
+fn message(stream: Stream, n: u64) -> [u64; WORDS] {
+    std::array::from_fn(|i| stream.word(n * WORDS as u64 + i as u64))
+}
+
+/// Waits until the flag in `answer` is `n`; `poll` is called meanwhile.
+fn await_answer(
+    answer: &Memory,
+    n: u64,
+    deadline: Instant,
+    mut poll: impl FnMut(),
+    mut alive: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let mut polls = 0u32;
+    while answer.load(8 * WORDS)? != n {
+        poll();
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(LOOK) {
+            alive()?;
+            if Instant::now() > deadline {
+                bail!(
+                    "message {n} was not answered in time; raise --timeout if the machine is that slow"
+                );
+            }
+            // Another thread may wait for this very processor.
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+fn compare(answer: &Memory, n: u64, expected: &[u64; WORDS], tally: &mut Tally) -> Result<()> {
+    for (i, &expected) in expected.iter().enumerate() {
+        let got = answer.load(8 * i)?;
+        if got != expected {
+            tally.fault(format!(
+                "answer {n}: offset {:#x}: expected {expected:#018x}, got {got:#018x}",
+                8 * i
+            ));
+        }
+    }
+    tally.compared += u64::from(BYTES);
+    Ok(())
+}
+
+/// Measures, and checks if asked to.
+pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
+    let bench = context.benches.of(case)?;
+    let mut tally = Tally::default();
+    let place = match case.mem {
+        crate::args::Place::Host => Place::Host,
+        crate::args::Place::Gpu => Place::Gpu,
+    };
+    let (arrives, answer) = (line(&bench, place)?, line(&bench, Place::Host)?);
+    let arrives_mr = bench.pd.register(&arrives, Access::ALL)?;
+    let answer_mr = bench.pd.register(&answer, Access::ALL)?;
+    let qps = queues::make(&bench, case, 2, None)?;
+    let mut to_kernel = CpuQp::new(&qps[0])?;
+    let export = queues::export(&qps[1..])?;
+    let statuses = Statuses::new(&bench, 1)?;
+    let started = Instant::now();
+    let mut left = match case.limit {
+        Limit::Iters(n) => n,
+        Limit::Time(_) => u64::MAX,
+    };
+    let (all, mut number) = (left, 0);
+    while left > 0 && tally.errors == 0 {
+        number += 1;
+        let n = ROUNDS.min(left);
+        arrives.fill(0)?;
+        answer.fill(0)?;
+        let params = params::Forward {
+            qp: export.handle(),
+            line: arrives.device_addr(),
+            answer_addr: answer_mr.addr(),
+            answer: 0,
+            answer_key: answer_mr.key(),
+            reserved: 0,
+            iters: n,
+            deadline_ns: (case.timeout * 2).as_nanos() as u64,
+            status: statuses.addr(),
+        };
+        let stream = Stream::new(case.seed, number);
+        let meter = Meter::start(None)?;
+        let begun = Instant::now();
+        // SAFETY: the structure is this kernel's; queue, lines and status are of this bench and outlive the launch,
+        // which is waited for here.
+        let mut running =
+            unsafe { bench.start("forward", case.foreign.is_some(), Dims::new(1, 1), &params)? };
+        let remote = arrives_mr.remote();
+        let rounds = rounds(
+            &bench,
+            &mut to_kernel,
+            &remote,
+            &answer,
+            n,
+            stream,
+            case,
+            &mut tally,
+            &mut || running.still_runs(),
+        );
+        let took = begun.elapsed();
+        let mut used = crate::cputime::CpuUse::default();
+        meter.stop(None, &mut used)?;
+        let ended = running.finish(&mut Watch {
+            qps: &qps,
+            timeout: if rounds.is_ok() {
+                case.timeout
+            } else {
+                Duration::ZERO
+            },
+            tick: &mut |_| Ok(()),
+        });
+        first_failure(&statuses.read()?, |_| qps.get(1))?;
+        rounds?;
+        ended?;
+        tally.cpu.cpu += used.cpu;
+        tally.cpu.wall += used.wall;
+        tally.seconds += took.as_secs_f64();
+        left -= n;
+        let share = match case.limit {
+            Limit::Iters(_) => 1.0 - left as f64 / all as f64,
+            Limit::Time(run) => started.elapsed().as_secs_f64() / run.as_secs_f64(),
+        };
+        context.progress.at(share, &case.label());
+        if share >= 1.0 {
+            break;
+        }
+    }
+    tally.messages = tally.samples.len() as u64;
+    let mut note = None;
+    let mut baseline = None;
+    if case.baseline {
+        let rounds = tally.messages.clamp(1000, 100_000);
+        let bare = stats::summarise(&mut self::bare(&bench, rounds, case.timeout)?);
+        baseline = bare.map(|l| l.p50 as f64);
+        note = bare.map(|l| {
+            let time = |ns: u64| units::time(ns as f64);
+            format!(
+                "bare round trip through pinned memory, same run: min {}, p50 {}, p99 {}",
+                time(l.min),
+                time(l.p50),
+                time(l.p99)
+            )
+        });
+    }
+    let mut measured = tally.measured(case, &bench, baseline);
+    if let (Some(mut text), Some(latency), Some(bare)) =
+        (note, measured.outcome.latency_ns, baseline)
+    {
+        text.push_str(&format!(
+            "; forward's p50 is {} times its",
+            units::three(latency.p50 as f64 / bare)
+        ));
+        measured.notes.push(text);
+    }
+    Ok(measured)
+}
+
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one private call site; a struct would only rename them"
+)]
+fn rounds(
+    bench: &Bench,
+    to_kernel: &mut CpuQp,
+    remote: &RemoteMr,
+    answer: &Memory,
+    n: u64,
+    stream: Stream,
+    case: &Case,
+    tally: &mut Tally,
+    alive: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    let queue = to_kernel.queue()?;
+    let deadline = Instant::now() + case.timeout;
+    let by = cpu::deadline(case.timeout);
+    let device = &bench.device;
+    let drive = device.is_caller_driven();
+    let warm_up = WARM_UP.min(n / 4);
+    for i in 1..=n {
+        let words = message(stream, i);
+        let mut line = [0u32; 10];
+        for (k, word) in words.into_iter().chain([i]).enumerate() {
+            line[2 * k] = word as u32;
+            line[2 * k + 1] = (word >> 32) as u32;
+        }
+        let start = Instant::now();
+        queue.put_inline(cpu::remote(remote, 0), line, BYTES, Post::by(by))?;
+        let poll = || {
+            if drive {
+                device.poll();
+            }
+        };
+        await_answer(answer, i, deadline, poll, &mut *alive)?;
+        let took = start.elapsed();
+        if i > warm_up {
+            tally.samples.push(took.as_nanos() as u64);
+        }
+        if case.check {
+            compare(answer, i, &words, tally)?;
+        }
+    }
+    Ok(())
+}
+
+/// Nanoseconds of `rounds` round trips of a line through pinned memory: this thread stores, the
+/// kernel `bare_echo` sees it and stores back; no queue, no engine.
+pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<u64>> {
+    let (there, back) = (line(bench, Place::Host)?, line(bench, Place::Host)?);
+    let statuses = Statuses::new(bench, 1)?;
+    let params = params::Forward {
+        qp: QpHandle {
+            qp: std::ptr::null_mut(),
+            ext: std::ptr::null_mut(),
+        },
+        line: there.device_addr(),
+        answer_addr: 0,
+        answer: back.device_addr(),
+        answer_key: 0,
+        reserved: 0,
+        iters: rounds,
+        deadline_ns: (timeout * 2).as_nanos() as u64,
+        status: statuses.addr(),
+    };
+    // SAFETY: the structure is this kernel's; both lines and the status are of this bench and outlive the launch, which is
+    // waited for here.
+    let mut running = unsafe { bench.start("bare_echo", false, Dims::new(1, 1), &params)? };
+    let deadline = Instant::now() + timeout;
+    let mut samples = Vec::with_capacity(rounds as usize);
+    let mut result = Ok(());
+    for i in 1..=rounds {
+        let start = Instant::now();
+        for k in 0..WORDS {
+            there.store(8 * k, i)?;
+        }
+        there.store(8 * WORDS, i)?;
+        result = await_answer(&back, i, deadline, || {}, || running.still_runs());
+        if result.is_err() {
+            break;
+        }
+        if i > WARM_UP.min(rounds / 4) {
+            samples.push(start.elapsed().as_nanos() as u64);
+        }
+    }
+    let ended = running.finish(&mut Watch {
+        qps: &[],
+        timeout,
+        tick: &mut |_| Ok(()),
+    });
+    first_failure(&statuses.read()?, |_| None)?;
+    result?;
+    ended?;
+    Ok(samples)
+}

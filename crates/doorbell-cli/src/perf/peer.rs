@@ -1,0 +1,203 @@
+//! The second process of `--link shm`: does what its parent's orders say, one after the other.
+//!
+//! It has a device of its own. Payload memory it offers is in sealed memory files that the
+//! initiator's engine copies into; it sleeps unless it plays an end of a ping-pong.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use doorbell::{CqKind, Endpoint, Export, LinkKind, Peer, Qp};
+use doorbell_gpu::Dims;
+use serde::Serialize;
+
+use super::bench::{Bench, Benches};
+use super::end::{End, Faults};
+use super::far::Order;
+use super::latency::{PlayOrder, alone, end_params};
+use super::pipe::Answer;
+use super::running::{Running, Statuses, Watch, first_failure};
+use super::side::Side;
+use super::tally::Tally;
+use crate::args::PeerArgs;
+use crate::cputime::CpuClock;
+
+/// What the orders have made so far.
+struct State<'b> {
+    // Dropped first: a kernel uses what follows.
+    playing: Option<Playing<'b>>,
+    bench: &'b Bench,
+    timeout: Duration,
+    sessions: HashMap<u32, Peer>,
+    side: Option<Side>,
+    end: Option<End>,
+    qps: Vec<Qp>,
+    export: Option<Export>,
+    clock: Option<CpuClock>,
+}
+
+/// An end that is being played.
+struct Playing<'b> {
+    order: PlayOrder,
+    running: Running<'b>,
+    statuses: Statuses,
+}
+
+/// Serves orders from standard input until it ends.
+pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
+    if let Some(cpu) = args.pin {
+        crate::pin::to(cpu)?;
+    }
+    let config = crate::config::resolve(&args.device)?;
+    let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
+    let mut state = State {
+        bench: &bench,
+        timeout: args.timeout,
+        sessions: HashMap::new(),
+        side: None,
+        end: None,
+        qps: Vec::new(),
+        export: None,
+        playing: None,
+        clock: None,
+    };
+    let mut out = std::io::stdout();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("reading orders")?;
+        let order: Order = serde_json::from_str(&line).with_context(|| {
+            format!("`{line}` is not an order: this subcommand is started by `perf --link shm`")
+        })?;
+        let mut answer = match state.obey(order) {
+            Ok(answer) => answer,
+            Err(e) => serde_json::to_vec(&Answer::<()>::Err(format!("{e:#}")))?,
+        };
+        answer.push(b'\n');
+        // A parent that is gone reads nothing: there is nobody left to tell.
+        if out.write_all(&answer).and_then(|()| out.flush()).is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
+    Ok(serde_json::to_vec(&Answer::Ok(answer))?)
+}
+
+impl State<'_> {
+    fn obey(&mut self, order: Order) -> Result<Vec<u8>> {
+        match order {
+            Order::Dial { session, address } => {
+                let peer = self.bench.device.dial(&address, self.timeout)?;
+                self.sessions.insert(session, peer);
+                ok(())
+            }
+            Order::Side(spec) => {
+                let side = Side::new(&self.bench.pd, &self.bench.device, &spec)?;
+                let reach = side.reach();
+                self.side = Some(side);
+                ok(reach)
+            }
+            Order::End(spec) => {
+                let end = End::new(self.bench, &spec)?;
+                let reach = end.reach();
+                self.end = Some(end);
+                ok(reach)
+            }
+            Order::Connect {
+                session,
+                depth,
+                endpoints,
+            } => ok(self.connect(session, depth, &endpoints)?),
+            Order::Paint(picture) => ok(self.side()?.paint(&picture)?),
+            Order::Verify(picture) => ok(self.side()?.verify(&picture)?),
+            Order::Read { offset, len } => ok(self.side()?.read(offset, len)?),
+            Order::ClockStart => {
+                self.clock = Some(CpuClock::start());
+                ok(())
+            }
+            Order::ClockStop => {
+                let (cpu, _) = self
+                    .clock
+                    .take()
+                    .context("the clock was not started")?
+                    .elapsed();
+                ok(cpu.as_nanos() as u64)
+            }
+            Order::Play(order) => ok(self.play(*order)?),
+            Order::Played => ok(self.played()?),
+            Order::Clear => {
+                self.export = None;
+                self.qps.clear();
+                self.side = None;
+                self.end = None;
+                ok(())
+            }
+        }
+    }
+
+    fn side(&self) -> Result<&Side> {
+        self.side.as_ref().context("there is no memory yet")
+    }
+
+    fn connect(&mut self, session: u32, depth: u32, endpoints: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+        let peer = self
+            .sessions
+            .get(&session)
+            .context("there is no session with the initiator")?;
+        let builder = self.bench.pd.qp().depth(depth).cq(CqKind::Collapsed);
+        let mut own = Vec::new();
+        for bytes in endpoints {
+            let theirs = Endpoint::from_bytes(bytes)?;
+            let qp = builder.clone().build()?;
+            own.push(qp.endpoint(LinkKind::Shm, &[]).to_bytes());
+            self.qps.push(qp.connect(&peer.destination(&theirs)?)?);
+        }
+        Ok(own)
+    }
+
+    fn play(&mut self, order: PlayOrder) -> Result<()> {
+        let end = self.end.as_ref().context("there is no end to play yet")?;
+        let Some(qp) = self.qps.first() else {
+            bail!("there is no queue pair yet");
+        };
+        if self.export.is_none() {
+            self.export = Some(qp.export()?);
+        }
+        let Some(export) = &self.export else {
+            bail!("the queue pair could not be exported");
+        };
+        end.paint(&order, 1)?;
+        let statuses = Statuses::new(self.bench, 1)?;
+        let params = end_params(end, export.handle(), &order.other, 0, statuses.addr());
+        let params = alone(&order, 1, params);
+        // SAFETY: the structure is this kernel's; queue, memory and status are of this bench and stay until the
+        // launch was waited for (`played`), or it is dropped, which waits.
+        let running = unsafe {
+            self.bench
+                .start(order.kernel(), false, Dims::new(1, 1), &params)?
+        };
+        self.playing = Some(Playing {
+            order,
+            running,
+            statuses,
+        });
+        Ok(())
+    }
+
+    fn played(&mut self) -> Result<Faults> {
+        let playing = self.playing.take().context("nothing is being played")?;
+        playing.running.finish(&mut Watch {
+            qps: &self.qps,
+            timeout: self.timeout,
+            tick: &mut |_| Ok(()),
+        })?;
+        first_failure(&playing.statuses.read()?, |_| self.qps.first())?;
+        let mut tally = Tally::default();
+        let end = self.end.as_ref().context("there is no end")?;
+        end.verify(&playing.order, 1, &mut tally)?;
+        Ok(Faults::of(tally))
+    }
+}

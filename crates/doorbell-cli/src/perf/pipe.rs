@@ -1,0 +1,181 @@
+//! The wire between the two processes of `--link shm`: JSON lines over the peer's standard input
+//! and output. The started process learns of its parent's death by the end of its input, the
+//! parent of the peer's by the end of its output, both at once; every wait has a deadline too.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::far::Order;
+
+/// An answer of the peer: what was asked for, or why not.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer<T> {
+    Ok(T),
+    Err(String),
+}
+
+/// The peer process, as its parent sees it.
+pub(crate) struct Partner {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<std::io::Result<String>>,
+    timeout: Duration,
+    /// Sessions of the shared memory link, by the id of our HCA.
+    sessions: Vec<(u64, doorbell::Peer)>,
+}
+
+impl Partner {
+    /// Starts this very executable with `args`.
+    pub(crate) fn start(args: &[std::ffi::OsString], timeout: Duration) -> Result<Self> {
+        let exe =
+            std::env::current_exe().context("finding this command's own file to start the peer")?;
+        let mut child = Command::new(&exe)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting the peer process {}", exe.display()))?;
+        let input = child.stdin.take();
+        let output = child
+            .stdout
+            .take()
+            .context("the peer's output is missing")?;
+        let (send, lines) = channel();
+        std::thread::Builder::new()
+            .name("peer-reader".to_owned())
+            .spawn(move || {
+                for line in BufReader::new(output).lines() {
+                    if send.send(line).is_err() {
+                        return;
+                    }
+                }
+            })
+            .context("starting the thread that reads from the peer")?;
+        Ok(Self {
+            child,
+            input,
+            lines,
+            timeout,
+            sessions: Vec::new(),
+        })
+    }
+
+    /// The session of the shared memory link between `device` and the peer, and its number.
+    pub(crate) fn session(&mut self, device: &doorbell::Device) -> Result<(doorbell::Peer, u32)> {
+        let id = device.provider().id();
+        if let Some(at) = self.sessions.iter().position(|(hca, _)| *hca == id) {
+            return Ok((self.sessions[at].1.clone(), at as u32));
+        }
+        let session = self.sessions.len() as u32;
+        // A name in the abstract name space leaves nothing behind.
+        let address = format!("@doorbell-perf-{}-{id:016x}", std::process::id());
+        let listener = device.listen(&address)?;
+        self.send(&Order::Dial { session, address })?;
+        let peer = listener.accept(self.timeout)?;
+        let () = self.answer("connect over shared memory")?;
+        self.sessions.push((id, peer.clone()));
+        Ok((peer, session))
+    }
+
+    /// Process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a question without waiting for its answer.
+    pub(crate) fn send<Q: Serialize>(&mut self, question: &Q) -> Result<()> {
+        let mut line = serde_json::to_vec(question).context("writing to the peer")?;
+        line.push(b'\n');
+        let Some(input) = &mut self.input else {
+            bail!("the peer's input is closed already");
+        };
+        let sent = input.write_all(&line).and_then(|()| input.flush());
+        sent.map_err(|_| self.death("while it was being asked"))
+    }
+
+    /// Waits for an answer, `extra` longer than the usual time.
+    pub(crate) fn receive<T: DeserializeOwned>(
+        &mut self,
+        what: &str,
+        extra: Duration,
+    ) -> Result<T> {
+        let patience = self.timeout + extra;
+        match self.lines.recv_timeout(patience) {
+            Ok(Ok(line)) => match serde_json::from_str(&line) {
+                Ok(Answer::Ok(answer)) => Ok(answer),
+                Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
+                Err(e) => bail!("the peer process answered {line:?} when asked to {what}: {e}"),
+            },
+            Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!(
+                    "the peer process (pid {}) did not {what} within {patience:?}",
+                    self.pid()
+                )
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(self.death(&format!("when asked to {what}")))
+            }
+        }
+    }
+
+    /// Waits for an answer to what was sent.
+    pub(crate) fn answer<T: DeserializeOwned>(&mut self, what: &str) -> Result<T> {
+        self.receive(what, Duration::ZERO)
+    }
+
+    /// Asks and waits.
+    pub(crate) fn ask<Q: Serialize, T: DeserializeOwned>(
+        &mut self,
+        what: &str,
+        question: &Q,
+    ) -> Result<T> {
+        self.send(question)?;
+        self.receive(what, Duration::ZERO)
+    }
+
+    /// Is it still there? An error says how it ended.
+    pub(crate) fn alive(&mut self) -> Result<()> {
+        match self.child.try_wait() {
+            Ok(None) => Ok(()),
+            _ => Err(self.death("in mid-run")),
+        }
+    }
+
+    fn death(&mut self, when: &str) -> anyhow::Error {
+        let pid = self.pid();
+        let until = Instant::now() + Duration::from_secs(1);
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    return anyhow!("the peer process (pid {pid}) died {when}: {status}");
+                }
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                _ => return anyhow!("the peer process (pid {pid}) closed its output {when}"),
+            }
+        }
+    }
+}
+
+impl Drop for Partner {
+    /// The end of its input tells the peer to go; one that does not is killed.
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let until = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < until {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(2)),
+                _ => return,
+            }
+        }
+        // Its exit status is of no interest any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

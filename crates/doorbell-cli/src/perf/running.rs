@@ -1,0 +1,262 @@
+//! Launching a kernel, waiting for it while watching what it does, and reading what it left.
+//!
+//! No wait is for ever: when no work request completes for the time-out, or a watcher reports an
+//! error (a dead peer), the queue pairs are failed, which gives every waiting kernel an answer.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use doorbell::{Memory, Place, Qp};
+use doorbell_device::Failure;
+use doorbell_gpu::{Dims, GpuError, LaunchOpts};
+use doorbell_kernels::params::{Params, Status};
+use doorbell_wire::{Syndrome, Vendor};
+
+use super::bench::Bench;
+
+/// Between two looks at the clock and at progress.
+const SLICE: Duration = Duration::from_millis(20);
+/// What a kernel whose queue pairs were failed gets to end.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// A launched kernel.
+pub(crate) struct Running<'a> {
+    bench: &'a Bench,
+    launch: doorbell_gpu::Launch,
+}
+
+impl Bench {
+    /// Starts a kernel of ours, or the one of the same name in the foreign module.
+    ///
+    /// # Safety
+    /// `params` is what the kernel expects, and what it names (queue pairs, regions, status
+    /// memory) is of this bench and outlives the kernel.
+    pub(crate) unsafe fn start<P: Params>(
+        &self,
+        name: &str,
+        foreign: bool,
+        dims: Dims,
+        params: &P,
+    ) -> Result<Running<'_>> {
+        let gpu = self.device.gpu();
+        let kernel = match (&self.foreign, foreign) {
+            (Some(image), true) => image.kernel(name)?,
+            (None, true) => bail!("no foreign module was loaded"),
+            (_, false) => gpu.kernel(name)?,
+        };
+        let opts = LaunchOpts {
+            relax: self.device.provider().relax_hook(),
+            emulate_warp: self.device.settings().emulate_warp,
+        };
+        // SAFETY: passed on.
+        let launch = unsafe { gpu.launch(&kernel, dims, params.as_bytes(), opts)? };
+        Ok(Running {
+            bench: self,
+            launch,
+        })
+    }
+}
+
+/// What is looked at while a kernel runs.
+pub(crate) struct Watch<'a> {
+    pub(crate) qps: &'a [Qp],
+    /// Without a completion for so long, the run has failed.
+    pub(crate) timeout: Duration,
+    /// Called now and then with the number of work requests executed; its error ends the run.
+    pub(crate) tick: &'a mut dyn FnMut(u64) -> Result<()>,
+}
+
+impl Watch<'_> {
+    fn executed(&self) -> u64 {
+        self.qps.iter().map(|qp| qp.counters().wqes).sum()
+    }
+}
+
+impl Running<'_> {
+    /// Waits for the kernel's end; how long it ran.
+    pub(crate) fn finish(mut self, watch: &mut Watch<'_>) -> Result<Duration> {
+        // On the host GPU the kernel's own threads drive a caller-driven engine.
+        let device = &self.bench.device;
+        let drive = device.is_caller_driven() && device.gpu().is_cuda();
+        let mut seen = watch.executed();
+        let mut since = Instant::now();
+        loop {
+            if let Some(took) = self.slice(drive)? {
+                return Ok(took);
+            }
+            let executed = watch.executed();
+            if executed != seen {
+                (seen, since) = (executed, Instant::now());
+            }
+            let trouble = match (watch.tick)(executed) {
+                Err(e) => Some(e),
+                Ok(()) if since.elapsed() > watch.timeout => Some(stalled(watch)),
+                Ok(()) => None,
+            };
+            if let Some(trouble) = trouble {
+                return Err(self.give_up(watch, trouble));
+            }
+        }
+    }
+
+    /// An error if the kernel has ended, which it should not have.
+    pub(crate) fn still_runs(&mut self) -> Result<()> {
+        if self.launch.is_done()? {
+            bail!("the kernel ended early");
+        }
+        Ok(())
+    }
+
+    /// Waits for one slice; the time it ran, once it has ended.
+    fn slice(&mut self, drive: bool) -> Result<Option<Duration>> {
+        if !drive {
+            return Ok(match self.launch.wait(SLICE) {
+                Ok(took) => Some(took),
+                Err(GpuError::TimedOut { .. }) => None,
+                Err(e) => return Err(e.into()),
+            });
+        }
+        let until = Instant::now() + SLICE;
+        while Instant::now() < until {
+            for _ in 0..64 {
+                self.bench.device.poll();
+            }
+            if self.launch.is_done()? {
+                return Ok(Some(self.launch.wait(Duration::ZERO)?));
+            }
+        }
+        Ok(None)
+    }
+
+    fn give_up(mut self, watch: &Watch<'_>, trouble: anyhow::Error) -> anyhow::Error {
+        for qp in watch.qps {
+            // One that has failed already is none the worse.
+            let _ = qp.fail();
+        }
+        self.launch.abort();
+        let until = Instant::now() + GRACE;
+        let drive = self.bench.device.is_caller_driven();
+        while Instant::now() < until {
+            if !matches!(self.slice(drive), Ok(None)) {
+                return trouble;
+            }
+        }
+        trouble.context("the kernel did not end although its queue pairs were failed")
+    }
+}
+
+fn stalled(watch: &Watch<'_>) -> anyhow::Error {
+    let mut text = format!("nothing completed for {:?}", watch.timeout);
+    for qp in watch.qps {
+        match qp.error() {
+            Some(fault) => {
+                text.push_str(&format!("; QP {:#08x}: {fault}", qp.qpn()));
+                break;
+            }
+            None => continue,
+        }
+    }
+    if let Some(qp) = watch.qps.first() {
+        let counters = qp.counters();
+        text.push_str(&format!(
+            "; QP {:#08x} is {}: {} slots rung, {} work requests executed",
+            qp.qpn(),
+            qp.state(),
+            counters.slots_rung,
+            counters.wqes
+        ));
+    }
+    anyhow!("{text}; raise --timeout if the machine is that slow")
+}
+
+/// One [`Status`] a thread, in memory that kernels write.
+pub(crate) struct Statuses {
+    memory: Memory,
+    count: u64,
+}
+
+const STATUS: usize = size_of::<Status>();
+
+impl Statuses {
+    pub(crate) fn new(bench: &Bench, count: u64) -> Result<Self> {
+        let memory = bench.device.alloc(Place::Host, count as usize * STATUS)?;
+        Ok(Self { memory, count })
+    }
+
+    /// The pointer that kernels take.
+    pub(crate) fn addr(&self) -> u64 {
+        self.memory.device_addr()
+    }
+
+    /// Pointer to one of them.
+    pub(crate) fn addr_of(&self, index: u64) -> u64 {
+        self.addr() + index * STATUS as u64
+    }
+
+    /// What was left in each.
+    pub(crate) fn read(&self) -> Result<Vec<Status>> {
+        let mut bytes = vec![0; self.count as usize * STATUS];
+        self.memory.read(0, &mut bytes)?;
+        let word = |b: &[u8], i: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&b[8 * i..8 * i + 8]);
+            u64::from_ne_bytes(word)
+        };
+        Ok(bytes
+            .chunks_exact(STATUS)
+            .map(|b| Status {
+                error: word(b, 0),
+                posted: word(b, 1),
+                completed: word(b, 2),
+                ns: word(b, 3),
+            })
+            .collect())
+    }
+}
+
+/// The first thread that reports an error, in words: which thread, which QP, what happened.
+pub(crate) fn first_failure<'q>(
+    statuses: &[Status],
+    qp_of: impl Fn(u64) -> Option<&'q Qp>,
+) -> Result<()> {
+    let failed = || statuses.iter().filter(|s| s.error != 0);
+    let Some((thread, status)) = statuses.iter().enumerate().find(|(_, s)| s.error != 0) else {
+        return Ok(());
+    };
+    let why = explain(status.error);
+    let mut text = format!("thread {thread}: {why}");
+    if let Some(qp) = qp_of(thread as u64) {
+        text = format!("thread {thread} on QP {:#08x}: {why}", qp.qpn());
+        if let Some(fault) = qp.error() {
+            text.push_str(&format!("; the engine says: {fault}"));
+        }
+    }
+    text.push_str(&format!(
+        "; it had posted {} and seen {} complete",
+        status.posted, status.completed
+    ));
+    let others = failed().count() - 1;
+    if others > 0 {
+        text.push_str(&format!(" ({others} other threads failed too)"));
+    }
+    Err(anyhow!(text))
+}
+
+/// A device error's number in words, syndromes by name.
+pub(crate) fn explain(code: u64) -> String {
+    match doorbell_device::Error::from_code(code) {
+        Some(error) => match error.failure() {
+            Failure::Completion {
+                syndrome,
+                vendor,
+                wqe_index,
+            } => format!(
+                "WQE {wqe_index} completed in error: {}; vendor syndrome {}",
+                Syndrome(syndrome),
+                Vendor(vendor)
+            ),
+            _ => error.to_string(),
+        },
+        None => "no error".to_owned(),
+    }
+}
