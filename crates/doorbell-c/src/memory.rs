@@ -10,6 +10,7 @@ use crate::convert::{store, timeout, wanted};
 use crate::device::{CDevice, DEVICES};
 use crate::error::{Failure, guard};
 use crate::handle::Table;
+use crate::status::Status;
 use crate::types::{
     DOORBELL_ACCESS_ALL, DOORBELL_ADDRESS_BASED, DOORBELL_MEM_GPU, DOORBELL_MEM_HOST,
     DOORBELL_MEM_SHARED, DOORBELL_ZERO_BASED, doorbell_mr_info, write,
@@ -253,7 +254,7 @@ pub unsafe extern "C" fn doorbell_mr_query(mr: *mut CMr, info: *mut doorbell_mr_
         let region = REGIONS.get(mr)?;
         let region = region.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(region) = region.as_ref() else {
-            return Err(GONE.into());
+            return Err(gone());
         };
         let answer = doorbell_mr_info {
             size: 0,
@@ -278,23 +279,12 @@ pub extern "C" fn doorbell_mr_deregister(mr: *mut CMr, timeout_ns: u64) -> i32 {
             .take();
         match region {
             Some(region) => Ok(region.deregister(timeout(timeout_ns)).map(drop)?),
-            None => Err(GONE.into()),
+            None => Err(gone()),
         }
     })
 }
 
-/// Another thread destroyed the object between the look-up of its name and its use.
-pub(crate) struct Gone(&'static str);
-const GONE: Gone = Gone("the region was deregistered meanwhile");
-
-impl Gone {
-    pub(crate) const fn new(what: &'static str) -> Self {
-        Self(what)
-    }
-}
-
-impl From<Gone> for Failure {
-    fn from(gone: Gone) -> Self {
-        Self::new(crate::status::Status::Handle, gone.0)
-    }
+/// Another thread deregistered the region between the look-up of its name and its use.
+fn gone() -> Failure {
+    Failure::new(Status::Handle, "the region was deregistered meanwhile")
 }

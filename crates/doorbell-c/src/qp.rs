@@ -1,17 +1,16 @@
-//! `doorbell_qp_*`: queue pairs, whose typed states of the Rust API become a state checked at each call.
+//! `doorbell_qp_*`: queue pairs, with their state checked at each call instead of carried in a type.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use doorbell::{
-    CpuQp, CqKind, Destination, ErrorKind, Export, Handler, LinkKind, Qp, QpState, Ready, RemoteMr,
-    Reset,
+    AnyQp, CpuQp, CqKind, Destination, ErrorKind, Export, Handler, LinkKind, QpState, RemoteMr,
 };
 
 use crate::convert::{store, timeout, wanted};
 use crate::error::{Failure, Result, guard};
 use crate::handle::Table;
-use crate::memory::{CPd, DOMAINS, Gone};
+use crate::memory::{CPd, DOMAINS};
 use crate::status::Status;
 use crate::types::{
     DOORBELL_CQ_COLLAPSED, DOORBELL_CQ_DEFAULT, DOORBELL_CQ_PER_SLOT, DOORBELL_ERROR_CLOSED,
@@ -29,17 +28,9 @@ pub struct CQp(c_void);
 
 static QPS: Table<Arc<Queue>> = Table::new("doorbell_qp");
 
-/// The queue pair in the state it was last put into.
-enum Held {
-    Reset(Qp<Reset>),
-    Ready(Qp<Ready>),
-    /// Destroyed, or lost by a call that failed half-way.
-    Gone,
-}
-
 /// One queue pair of C's, with whoever posts to it.
 pub(crate) struct Queue {
-    held: Mutex<Held>,
+    qp: AnyQp,
     /// Made by the first `doorbell_qp_export`, kept until the end so that the handle stays the same.
     export: Mutex<Option<Export>>,
     /// Made by the first `doorbell_cpu_*`. A lock of its own: a thread that waits on the queue must not keep others from asking about it.
@@ -50,20 +41,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const GONE: Gone =
-    Gone::new("the queue pair was destroyed, or lost when an earlier call failed; create another");
-
-/// Does the same to a queue pair of either state.
-macro_rules! either {
-    ($held:expr, $qp:ident => $do:expr) => {
-        match &*$held {
-            Held::Reset($qp) => Ok($do),
-            Held::Ready($qp) => Ok($do),
-            Held::Gone => Err(Failure::from(GONE)),
-        }
-    };
-}
-
 pub(crate) fn queue(qp: *mut CQp) -> Result<Arc<Queue>> {
     QPS.get(qp)
 }
@@ -72,44 +49,28 @@ impl Queue {
     /// Runs `f` with the queue as the CPU posts to it.
     pub(crate) fn with_cpu<R>(&self, f: impl FnOnce(&mut CpuQp) -> Result<R>) -> Result<R> {
         let mut cpu = lock(&self.cpu);
-        if cpu.is_none() {
-            if lock(&self.export).is_some() {
-                return Err(Failure::new(
-                    Status::State,
-                    "the queue pair is exported to kernels: use another one from the CPU",
-                ));
+        let cpu = match &mut *cpu {
+            Some(cpu) => cpu,
+            none => {
+                if lock(&self.export).is_some() {
+                    return Err(Failure::new(
+                        Status::State,
+                        "the queue pair is exported to kernels: use another one from the CPU",
+                    ));
+                }
+                none.insert(CpuQp::new(&self.qp)?)
             }
-            let held = lock(&self.held);
-            *cpu = Some(either!(held, qp => CpuQp::new(qp))??);
-        }
-        match &mut *cpu {
-            Some(cpu) => f(cpu),
-            None => Err(GONE.into()),
-        }
-    }
-
-    fn number(&self) -> Result<u32> {
-        either!(lock(&self.held), qp => qp.qpn())
+        };
+        f(cpu)
     }
 
     /// The bytes that a peer needs to connect to it over shared memory.
-    pub(crate) fn describe(&self, regions: &[RemoteMr]) -> Result<Vec<u8>> {
-        either!(lock(&self.held), qp => qp.endpoint(LinkKind::Shm, regions).to_bytes())
+    pub(crate) fn describe(&self, regions: &[RemoteMr]) -> Vec<u8> {
+        self.qp.endpoint(LinkKind::Shm, regions).to_bytes()
     }
 
     pub(crate) fn connect(&self, to: &Destination) -> Result<()> {
-        let mut held = lock(&self.held);
-        *held = match std::mem::replace(&mut *held, Held::Gone) {
-            Held::Reset(qp) => Held::Ready(qp.connect(to)?),
-            other => {
-                *held = other;
-                return Err(Failure::new(
-                    Status::State,
-                    "the queue pair is connected already: reset it first",
-                ));
-            }
-        };
-        Ok(())
+        Ok(self.qp.connect(to)?)
     }
 }
 
@@ -162,7 +123,7 @@ pub unsafe extern "C" fn doorbell_qp_create(
             }
         }
         let queue = Queue {
-            held: Mutex::new(Held::Reset(builder.build()?)),
+            qp: builder.build()?.into(),
             export: Mutex::new(None),
             cpu: Mutex::new(None),
         };
@@ -177,7 +138,7 @@ pub unsafe extern "C" fn doorbell_qp_create(
 pub extern "C" fn doorbell_qp_connect_local(qp: *mut CQp, peer: *mut CQp) -> i32 {
     guard("doorbell_qp_connect_local", || {
         let to = Destination::Loopback {
-            qpn: queue(peer)?.number()?,
+            qpn: queue(peer)?.qp.qpn(),
         };
         queue(qp)?.connect(&to)
     })
@@ -199,11 +160,9 @@ pub unsafe extern "C" fn doorbell_qp_export(qp: *mut CQp, out: *mut doorbell_qp_
             ));
         }
         let mut export = lock(&queue.export);
-        if export.is_none() {
-            *export = Some(either!(lock(&queue.held), qp => qp.export())??);
-        }
-        let Some(export) = &*export else {
-            return Err(GONE.into());
+        let export = match &mut *export {
+            Some(export) => export,
+            none => none.insert(queue.qp.export()?),
         };
         let handle = export.handle();
         // SAFETY: this function's promise.
@@ -228,18 +187,18 @@ pub unsafe extern "C" fn doorbell_qp_export(qp: *mut CQp, out: *mut doorbell_qp_
 pub unsafe extern "C" fn doorbell_qp_query(qp: *mut CQp, info: *mut doorbell_qp_info) -> i32 {
     guard("doorbell_qp_query", || {
         let queue = queue(qp)?;
-        let (number, state, depth, handler, counters) = either!(lock(&queue.held), qp => (qp.qpn(), qp.state(), qp.depth(), qp.handler(), qp.counters()))?;
+        let counters = queue.qp.counters();
         let answer = doorbell_qp_info {
             size: 0,
-            number,
-            state: match state {
+            number: queue.qp.qpn(),
+            state: match queue.qp.state() {
                 QpState::Reset => DOORBELL_QP_RESET,
                 QpState::Ready => DOORBELL_QP_READY,
                 QpState::Error => DOORBELL_QP_ERROR,
                 QpState::Destroyed => DOORBELL_QP_DESTROYED,
             },
-            depth,
-            handler: handler.nic_handler() as u32,
+            depth: queue.qp.depth(),
+            handler: queue.qp.handler().nic_handler() as u32,
             doorbells: counters.doorbells,
             slots_rung: counters.slots_rung,
             wqes: counters.wqes,
@@ -267,7 +226,7 @@ pub unsafe extern "C" fn doorbell_qp_error(qp: *mut CQp, info: *mut doorbell_qp_
             wqe_index: 0,
             text: [0; 400],
         };
-        if let Some(fault) = either!(lock(&queue.held), qp => qp.error())? {
+        if let Some(fault) = queue.qp.error() {
             answer = doorbell_qp_error_info {
                 size: 0,
                 kind: match fault.kind() {
@@ -294,13 +253,7 @@ pub extern "C" fn doorbell_qp_reset(qp: *mut CQp, timeout_ns: u64) -> i32 {
         let queue = queue(qp)?;
         // Between two calls of the CPU, so that none of them posts into a queue that is being emptied.
         let _between = lock(&queue.cpu);
-        let mut held = lock(&queue.held);
-        *held = match std::mem::replace(&mut *held, Held::Gone) {
-            Held::Ready(qp) => Held::Reset(qp.reset(timeout(timeout_ns))?),
-            Held::Reset(qp) => Held::Reset(qp),
-            Held::Gone => return Err(GONE.into()),
-        };
-        Ok(())
+        Ok(queue.qp.reset(timeout(timeout_ns))?)
     })
 }
 
@@ -309,13 +262,8 @@ pub extern "C" fn doorbell_qp_reset(qp: *mut CQp, timeout_ns: u64) -> i32 {
 pub extern "C" fn doorbell_qp_destroy(qp: *mut CQp, timeout_ns: u64) -> i32 {
     guard("doorbell_qp_destroy", || {
         let queue = QPS.remove(qp)?;
-        // Taken out first: who waits on the queue gets the error that destroying writes, and then lets go of `cpu`.
-        let held = std::mem::replace(&mut *lock(&queue.held), Held::Gone);
-        let outcome = match held {
-            Held::Reset(qp) => qp.destroy(timeout(timeout_ns)),
-            Held::Ready(qp) => qp.destroy(timeout(timeout_ns)),
-            Held::Gone => return Err(GONE.into()),
-        };
+        // First of all: who waits on the queue gets the error that destroying writes, and then lets go of `cpu`.
+        let outcome = queue.qp.destroy(timeout(timeout_ns));
         *lock(&queue.export) = None;
         *lock(&queue.cpu) = None;
         Ok(outcome?)
