@@ -12,6 +12,7 @@ use doorbell_gpu::{Gpu, GpuInfo, GpuSelect, Keep, Module};
 
 use crate::arena::Arena;
 use crate::config::{Config, HcaCores, OnError, Settings};
+use crate::dma::Engine;
 use crate::memory::Memory;
 use crate::mr::Pd;
 use crate::provider::{Provider, soft::Soft};
@@ -35,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) queues: Arena,
     /// Exported structures: memory on which the GPU's atomics work.
     pub(crate) exports: Arena,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) gpu: Gpu,
     pub(crate) settings: Settings,
 }
@@ -118,9 +120,10 @@ impl DeviceBuilder {
             host: doorbell_kernels::HOST,
         });
         let gpu = Gpu::open(&settings.gpu, module)?;
-        let soft = Arc::new(Soft::open(&gpu, &settings)?);
+        let engine = Arc::new(Engine::new(&gpu));
+        let soft = Arc::new(Soft::open(&engine, &settings)?);
         Ok(Device::assemble(
-            gpu,
+            engine,
             Arc::clone(&soft) as Arc<dyn Provider>,
             Some(soft),
             settings,
@@ -184,15 +187,16 @@ impl Device {
 
     /// A device with a provider of your own.
     pub fn with_provider(gpu: Gpu, provider: Arc<dyn Provider>, settings: Settings) -> Self {
-        Self::assemble(gpu, provider, None, settings)
+        Self::assemble(Arc::new(Engine::new(&gpu)), provider, None, settings)
     }
 
     fn assemble(
-        gpu: Gpu,
+        engine: Arc<Engine>,
         provider: Arc<dyn Provider>,
         soft: Option<Arc<Soft>>,
         settings: Settings,
     ) -> Self {
+        let gpu = engine.gpu().clone();
         let queues = Arena::new(&gpu, provider.queue_memory());
         let exports = Arena::new(&gpu, doorbell_gpu::MemKind::Device);
         Self {
@@ -201,6 +205,7 @@ impl Device {
                 soft,
                 queues,
                 exports,
+                engine,
                 gpu,
                 settings,
             }),
@@ -239,7 +244,7 @@ impl Device {
 
     /// Zeroed memory.
     pub fn alloc(&self, place: Place, len: usize) -> Result<Memory> {
-        Memory::alloc(&self.inner.gpu, place, len)
+        Memory::alloc(&self.inner.engine, place, len)
     }
 
     /// Host memory that somebody else made; it is pinned for the GPU.
@@ -249,7 +254,7 @@ impl Device {
     /// meanwhile; whoever else accesses them does so by atomics or is ordered with the work requests that touch them.
     pub unsafe fn import_host(&self, ptr: NonNull<u8>, len: usize, keep: Keep) -> Result<Memory> {
         // SAFETY: passed on.
-        unsafe { Memory::import_host(&self.inner.gpu, ptr, len, keep) }
+        unsafe { Memory::import_host(&self.inner.engine, ptr, len, keep) }
     }
 
     /// GPU memory that somebody else made (a PyTorch tensor, a `cudaMalloc`), of the context that this device uses.
@@ -265,7 +270,7 @@ impl Device {
             });
         }
         // SAFETY: passed on.
-        Ok(unsafe { Memory::import_gpu(addr, len, keep) })
+        Ok(unsafe { Memory::import_gpu(&self.inner.engine, addr, len, keep) })
     }
 
     /// Whether whoever waits has to run the engine.

@@ -1,48 +1,186 @@
 //! The GPU's copy engine as the HCA wants it, and GPU memory of peer processes.
 //!
-//! The HCA knows no GPU and the GPU crate no HCA; this adapts one to the other. Host memory that was not pinned here (what
-//! a peer shared, say) is staged by the HCA through pinned memory.
+//! The HCA knows no GPU and the GPU crate no HCA; this adapts one to the other. [`Known`] remembers which memory the copy
+//! engine can take as it is: what was not pinned here (a peer's shared memory, say) is staged through pinned memory.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
-use doorbell_gpu::{Copier, CopyOp, Gpu, MemKind};
-use doorbell_hca::dma::{Dma, DmaOp, Staging};
+use doorbell_gpu::{Copier, CopyOp, Export, Gpu, MemKind};
+use doorbell_hca::dma::{DeviceHandle, Dma, DmaOp, Staging};
 use doorbell_hca::shm::DeviceRegion;
 
 use crate::provider::Imports;
 
+/// GPU memory that can be handed to another process.
+pub(crate) trait Exportable: Send + Sync {
+    fn export(&self) -> doorbell_gpu::Result<Export>;
+}
+
+/// The memory of one device that its copy engine can take.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// Pinned host memory: bytes by address.
+    pinned: RwLock<BTreeMap<u64, u64>>,
+    /// GPU memory of ours, by address.
+    gpu: Mutex<BTreeMap<u64, Weak<dyn Exportable>>>,
+}
+
+impl Known {
+    fn gpu(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<dyn Exportable>>> {
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_pinned(&self, addr: u64, len: u64) {
+        self.pinned
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(addr, len);
+    }
+
+    pub(crate) fn add_gpu(&self, addr: u64, memory: Weak<dyn Exportable>) {
+        self.gpu().insert(addr, memory);
+    }
+
+    /// The memory at `addr` is going away.
+    pub(crate) fn forget(&self, addr: u64) {
+        self.pinned
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&addr);
+        self.gpu().remove(&addr);
+    }
+
+    fn is_pinned(&self, addr: u64, len: u64) -> bool {
+        let pinned = self.pinned.read().unwrap_or_else(PoisonError::into_inner);
+        pinned
+            .range(..=addr)
+            .next_back()
+            .is_some_and(|(&start, &size)| {
+                // The address is at or after the start, so nothing wraps.
+                let offset = addr - start;
+                offset <= size && len <= size - offset
+            })
+    }
+}
+
 /// The copy engine of a GPU, or the absence of one.
 pub(crate) struct Engine {
+    gpu: Gpu,
     dma: Option<Arc<Adapter>>,
+    known: Arc<Known>,
 }
 
 impl Engine {
     pub(crate) fn new(gpu: &Gpu) -> Self {
-        let dma = gpu.copier().map(|copier| {
+        let known = Arc::new(Known::default());
+        let adapter = |copier| {
             Arc::new(Adapter {
                 copier,
                 gpu: gpu.clone(),
                 device: device(gpu),
+                known: Arc::clone(&known),
             })
-        });
-        Self { dma }
+        };
+        Self {
+            gpu: gpu.clone(),
+            dma: gpu.copier().map(adapter),
+            known,
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(crate) fn known(&self) -> &Arc<Known> {
+        &self.known
     }
 
     /// For registering GPU memory; `None` on the host GPU, whose memory the CPU reaches.
     pub(crate) fn dma(&self) -> Option<Arc<dyn Dma>> {
         self.dma.clone().map(|d| d as Arc<dyn Dma>)
     }
+
+    /// Foreign GPU memory is freed: what its addresses meant is no longer so.
+    pub(crate) fn foreign_freed(&self) {
+        if let Some(dma) = &self.dma {
+            dma.copier.forget_memory();
+        }
+    }
 }
 
 impl Imports for Engine {
-    fn import(
-        &self,
-        _handle: &[u8],
-        _fd: Option<OwnedFd>,
-        _len: u64,
-    ) -> Result<DeviceRegion, String> {
-        Err("this process has no GPU that could import memory".into())
+    fn import(&self, handle: &[u8], fd: Option<OwnedFd>, len: u64) -> Result<DeviceRegion, String> {
+        let Some(own) = &self.dma else {
+            return Err("this process uses no GPU that could import memory".into());
+        };
+        let handle = Handle::from_bytes(handle)?;
+        let export = handle.export(fd, usize::try_from(len).map_err(|e| e.to_string())?)?;
+        let buffer = self.gpu.import(&export).map_err(|e| e.to_string())?;
+        // Copies are by our engine; the memory belongs to the peer's GPU, which decides whether they need a detour.
+        let dma = Arc::new(Adapter {
+            copier: own.copier.clone(),
+            gpu: self.gpu.clone(),
+            device: handle.device,
+            known: Arc::clone(&self.known),
+        });
+        Ok(DeviceRegion {
+            addr: buffer.device_addr(),
+            len,
+            dma,
+            keep: Arc::new(buffer),
+        })
+    }
+}
+
+/// What travels to a peer with GPU memory: 80 bytes.
+#[derive(Debug, PartialEq, Eq)]
+struct Handle {
+    device: u64,
+    /// A `cuIpc` handle; `None`: the memory comes as a descriptor.
+    ipc: Option<[u8; 64]>,
+}
+
+const HANDLE_MAGIC: [u8; 4] = *b"DBGM";
+const HANDLE_VERSION: u8 = 1;
+
+impl Handle {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = HANDLE_MAGIC.to_vec();
+        out.extend_from_slice(&[HANDLE_VERSION, u8::from(self.ipc.is_some()), 0, 0]);
+        out.extend_from_slice(&self.device.to_le_bytes());
+        out.extend_from_slice(&self.ipc.unwrap_or([0; 64]));
+        out
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let bytes: &[u8; 80] = bytes
+            .try_into()
+            .map_err(|_| format!("GPU memory handle of {} bytes, not 80", bytes.len()))?;
+        if bytes[..4] != HANDLE_MAGIC || bytes[4] != HANDLE_VERSION {
+            return Err(format!(
+                "GPU memory handle {:02x?} version {}, this release speaks {HANDLE_MAGIC:02x?} version {HANDLE_VERSION}",
+                &bytes[..4],
+                bytes[4]
+            ));
+        }
+        let (mut device, mut ipc) = ([0; 8], [0; 64]);
+        device.copy_from_slice(&bytes[8..16]);
+        ipc.copy_from_slice(&bytes[16..]);
+        Ok(Self {
+            device: u64::from_le_bytes(device),
+            ipc: (bytes[5] == 1).then_some(ipc),
+        })
+    }
+
+    fn export(&self, fd: Option<OwnedFd>, len: usize) -> Result<Export, String> {
+        match (self.ipc, fd) {
+            (Some(handle), None) => Ok(Export::CudaIpc { handle, len }),
+            (None, Some(fd)) => Ok(Export::Fd { fd, len }),
+            _ => Err("GPU memory handle with too many or too few descriptors".into()),
+        }
     }
 }
 
@@ -58,7 +196,9 @@ fn device(gpu: &Gpu) -> u64 {
 struct Adapter {
     copier: Copier,
     gpu: Gpu,
+    /// The GPU that the memory belongs to.
     device: u64,
+    known: Arc<Known>,
 }
 
 impl Dma for Adapter {
@@ -73,7 +213,7 @@ impl Dma for Adapter {
             .collect();
         // SAFETY: the HCA keeps every region that it copies to or from until the ticket has ended, and touches the bytes
         // meanwhile by atomics only.
-        unsafe { self.copier.submit(&ops) }.map_err(|e| e.to_string())
+        unsafe { self.copier.submit_via_host(&ops) }.map_err(|e| e.to_string())
     }
 
     fn poll(&self, ticket: u64) -> Result<bool, String> {
@@ -81,11 +221,21 @@ impl Dma for Adapter {
     }
 
     fn ordered(&self) -> bool {
+        // One stream.
         true
     }
 
     fn device(&self) -> Option<u64> {
         Some(self.device)
+    }
+
+    fn reaches_device(&self, _other: &dyn Dma) -> bool {
+        // A peer's memory could be imported only because this GPU reaches it.
+        true
+    }
+
+    fn reaches_host(&self, addr: u64, len: u64) -> bool {
+        self.known.is_pinned(addr, len)
     }
 
     fn staging(&self, len: usize) -> Result<Staging, String> {
@@ -101,5 +251,75 @@ impl Dma for Adapter {
             }),
             None => Err("pinned memory without a host address".into()),
         }
+    }
+
+    fn export(&self, addr: u64, _len: u64) -> Result<DeviceHandle, String> {
+        let memory = self.known.gpu().get(&addr).and_then(Weak::upgrade);
+        let memory = memory.ok_or("imported GPU memory cannot be exported: allocate it here")?;
+        let (ipc, fd) = match memory.export().map_err(|e| e.to_string())? {
+            Export::CudaIpc { handle, .. } => (Some(handle), None),
+            Export::Fd { fd, .. } => (None, Some(Arc::new(fd))),
+        };
+        Ok(DeviceHandle {
+            bytes: Handle {
+                device: self.device,
+                ipc,
+            }
+            .to_bytes(),
+            fd,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pinned_means_wholly_inside() {
+        let known = Known::default();
+        known.add_pinned(1000, 100);
+        known.add_pinned(2000, 100);
+        for (addr, len, want) in [
+            (1000, 100, true),
+            (1050, 50, true),
+            (1050, 51, false),
+            (999, 1, false),
+            (1100, 0, true),
+            (1100, 1, false),
+            (2099, 1, true),
+            (2000, u64::MAX, false),
+            (0, 1, false),
+        ] {
+            assert_eq!(known.is_pinned(addr, len), want, "{addr}+{len}");
+        }
+        known.forget(1000);
+        assert!(!known.is_pinned(1000, 1) && known.is_pinned(2000, 1));
+    }
+
+    #[test]
+    fn handles_round_trip_and_garbage_is_refused() {
+        for ipc in [None, Some([7; 64])] {
+            let h = Handle {
+                device: 0x1234_5678_9abc_def0,
+                ipc,
+            };
+            let bytes = h.to_bytes();
+            assert_eq!(bytes.len(), 80);
+            assert_eq!(Handle::from_bytes(&bytes).unwrap(), h);
+            assert!(Handle::from_bytes(&bytes[..79]).is_err());
+            let mut other = bytes.clone();
+            other[4] = 9;
+            let e = Handle::from_bytes(&other).unwrap_err();
+            assert!(e.contains("version 9") && e.contains("version 1"), "{e}");
+        }
+        assert!(
+            Handle {
+                device: 0,
+                ipc: None
+            }
+            .export(None, 1)
+            .is_err()
+        );
     }
 }

@@ -23,16 +23,11 @@
 //! let status = device.alloc(Place::Host, 32)?;
 //! let put = params::Rate {
 //!     qps: export.table_addr(),
-//!     qp_count: 1,
-//!     sharing: params::sharing::EXCLUSIVE,
-//!     batch: 1,
 //!     size: 19,
-//!     iters: 1,
-//!     deadline_ns: 5_000_000_000,
 //!     local: params::Area { addr: source.addr(), key: source.key(), ..Default::default() },
 //!     remote: params::Area { addr: target.addr(), key: target.key(), ..Default::default() },
 //!     status: status.device_addr(),
-//!     op: 0, flags: 0, reserved: 0, run_ns: 0, signal: 0, signal_key: 0, reserved2: 0,
+//!     ..params::Rate::one_message()
 //! };
 //! // SAFETY: the parameters are those of `put_bw`, and all they name outlives the launch.
 //! let mut launch = unsafe { device.launch("put_bw", Dims::new(1, 1), &put)? };

@@ -9,10 +9,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, Registered};
-use doorbell_hca::shm::SharedRegion;
+use doorbell_gpu::{Buffer, Keep, MemKind, Registered};
+use doorbell_hca::shm::{RegionOptions, SharedRegion};
 
 use crate::compat::Bytes as _;
+use crate::dma::{Engine, Exportable};
 use crate::{Error, Result};
 
 /// Where memory lives.
@@ -50,6 +51,7 @@ struct Inner {
     device_addr: u64,
     host: Option<NonNull<u8>>,
     backing: Backing,
+    engine: Arc<Engine>,
 }
 
 // SAFETY: `host` is an address; whoever dereferences it does so by atomics or says why not.
@@ -61,11 +63,41 @@ enum Backing {
     Buffer(Buffer),
     Registered(Registered, Option<Arc<SharedRegion>>),
     /// Somebody else's GPU memory.
-    Foreign(#[expect(dead_code, reason = "held for its drop")] Option<Keep>),
+    Foreign(
+        u64,
+        #[expect(dead_code, reason = "held for its drop")] Option<Keep>,
+    ),
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.engine.gpu().is_cuda() {
+            match &self.backing {
+                Backing::Foreign(..) => self.engine.foreign_freed(),
+                _ => self
+                    .engine
+                    .known()
+                    .forget(self.host.map_or(self.device_addr, |p| p.as_ptr() as u64)),
+            }
+        }
+    }
+}
+
+impl Exportable for Inner {
+    fn export(&self) -> doorbell_gpu::Result<doorbell_gpu::Export> {
+        match &self.backing {
+            Backing::Buffer(buffer) => buffer.export(),
+            _ => Err(doorbell_gpu::GpuError::Unsupported {
+                what: "exporting this memory",
+                device: self.engine.gpu().info().name.clone(),
+                remedy: "export GPU memory that was allocated here",
+            }),
+        }
+    }
 }
 
 impl Memory {
-    pub(crate) fn alloc(gpu: &Gpu, place: Place, len: usize) -> Result<Self> {
+    pub(crate) fn alloc(engine: &Arc<Engine>, place: Place, len: usize) -> Result<Self> {
         if len == 0 {
             return Err(Error::Argument {
                 object: "memory",
@@ -73,79 +105,83 @@ impl Memory {
                 remedy: "ask for at least one byte",
             });
         }
-        let inner = match place {
-            Place::Gpu | Place::Host => {
-                let kind = if place == Place::Gpu {
-                    MemKind::Device
-                } else {
-                    MemKind::PinnedHost
-                };
-                let buffer = gpu.alloc(kind, len)?;
-                Inner {
-                    place,
-                    len,
-                    device_addr: buffer.device_addr(),
-                    host: buffer.host_ptr(),
-                    backing: Backing::Buffer(buffer),
-                }
-            }
+        let gpu = engine.gpu();
+        let backing = match place {
+            Place::Gpu => Backing::Buffer(gpu.alloc(MemKind::Device, len)?),
+            Place::Host => Backing::Buffer(gpu.alloc(MemKind::PinnedHost, len)?),
             Place::Shared => {
-                let region = Arc::new(SharedRegion::new(len)?);
+                // Resident from the start, as pinned memory is: no work request pays for a page fault.
+                let options = RegionOptions {
+                    huge_pages: true,
+                    populate: true,
+                };
+                let region = Arc::new(SharedRegion::with_options(len, options)?);
                 let keep: Keep = Arc::clone(&region) as Keep;
                 // SAFETY: the region stays mapped as long as `keep` lives, and is used through atomics only.
                 let registered =
                     unsafe { gpu.register_host_keeping(region.ptr(), region.len(), keep)? };
-                let (device_addr, host) = (registered.device_addr(), Some(region.ptr()));
-                Inner {
-                    place,
-                    len,
-                    device_addr,
-                    host,
-                    backing: Backing::Registered(registered, Some(region)),
-                }
+                Backing::Registered(registered, Some(region))
             }
         };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        Ok(Self::new(engine, place, len, backing))
+    }
+
+    fn new(engine: &Arc<Engine>, place: Place, len: usize, backing: Backing) -> Self {
+        let (device_addr, host) = match &backing {
+            Backing::Buffer(buffer) => (buffer.device_addr(), buffer.host_ptr()),
+            Backing::Registered(registered, _) => {
+                (registered.device_addr(), Some(registered.host_ptr()))
+            }
+            Backing::Foreign(addr, _) => (*addr, None),
+        };
+        let inner = Arc::new(Inner {
+            place,
+            len,
+            device_addr,
+            host,
+            backing,
+            engine: Arc::clone(engine),
+        });
+        if engine.gpu().is_cuda() {
+            match (host, &inner.backing) {
+                (Some(ptr), _) => engine.known().add_pinned(ptr.as_ptr() as u64, len as u64),
+                (None, Backing::Buffer(_)) => {
+                    let memory = Arc::downgrade(&inner);
+                    engine.known().add_gpu(device_addr, memory);
+                }
+                (None, _) => {}
+            }
+        }
+        Self { inner }
     }
 
     /// # Safety
     /// As for [`crate::Device::import_host`].
     pub(crate) unsafe fn import_host(
-        gpu: &Gpu,
+        engine: &Arc<Engine>,
         ptr: NonNull<u8>,
         len: usize,
         keep: Keep,
     ) -> Result<Self> {
         // SAFETY: passed on.
-        let registered = unsafe { gpu.register_host_keeping(ptr, len, keep)? };
-        let device_addr = registered.device_addr();
-        let backing = Backing::Registered(registered, None);
-        Ok(Self {
-            inner: Arc::new(Inner {
-                place: Place::Host,
-                len,
-                device_addr,
-                host: Some(ptr),
-                backing,
-            }),
-        })
+        let registered = unsafe { engine.gpu().register_host_keeping(ptr, len, keep)? };
+        Ok(Self::new(
+            engine,
+            Place::Host,
+            len,
+            Backing::Registered(registered, None),
+        ))
     }
 
     /// # Safety
     /// As for [`crate::Device::import_gpu`].
-    pub(crate) unsafe fn import_gpu(addr: u64, len: usize, keep: Option<Keep>) -> Self {
-        let backing = Backing::Foreign(keep);
-        Self {
-            inner: Arc::new(Inner {
-                place: Place::Gpu,
-                len,
-                device_addr: addr,
-                host: None,
-                backing,
-            }),
-        }
+    pub(crate) unsafe fn import_gpu(
+        engine: &Arc<Engine>,
+        addr: u64,
+        len: usize,
+        keep: Option<Keep>,
+    ) -> Self {
+        Self::new(engine, Place::Gpu, len, Backing::Foreign(addr, keep))
     }
 
     /// Where it lives.
@@ -200,7 +236,7 @@ impl Memory {
         match &self.inner.backing {
             Backing::Buffer(buffer) => Ok(buffer.read(offset, into)?),
             Backing::Registered(registered, _) => Ok(registered.read(offset, into)?),
-            Backing::Foreign(_) => Err(FOREIGN),
+            Backing::Foreign(..) => Err(FOREIGN),
         }
     }
 
@@ -210,7 +246,7 @@ impl Memory {
         match &self.inner.backing {
             Backing::Buffer(buffer) => Ok(buffer.write(offset, from)?),
             Backing::Registered(registered, _) => Ok(registered.write(offset, from)?),
-            Backing::Foreign(_) => Err(FOREIGN),
+            Backing::Foreign(..) => Err(FOREIGN),
         }
     }
 
@@ -219,7 +255,7 @@ impl Memory {
         match &self.inner.backing {
             Backing::Buffer(buffer) => Ok(buffer.fill(value)?),
             Backing::Registered(registered, _) => Ok(registered.fill(value)?),
-            Backing::Foreign(_) => Err(FOREIGN),
+            Backing::Foreign(..) => Err(FOREIGN),
         }
     }
 

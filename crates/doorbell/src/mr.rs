@@ -94,7 +94,7 @@ impl MrParts {
 impl Pd {
     pub(crate) fn new(device: &Arc<DeviceInner>) -> Result<Self> {
         let number = device.provider.alloc_pd()?;
-        let memory = Memory::alloc(&device.gpu, Place::Host, SINK_LINES * SINK_LINE)?;
+        let memory = Memory::alloc(&device.engine, Place::Host, SINK_LINES * SINK_LINE)?;
         let mr = MrParts::register(
             device,
             number,

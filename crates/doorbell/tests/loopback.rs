@@ -197,6 +197,7 @@ fn hammer(b: &Bench, qps: &[&Qp<Ready>], dims: Dims, mode: u32, iters: u64) {
         iters,
         words: b.target.addr(),
         signal: b.target.addr() + threads * 8,
+        sink: b.target.addr() + threads * 8 + 8,
         key: b.target.key(),
         source_key: b.source.key(),
         source: b.source.memory().device_addr(),

@@ -22,6 +22,7 @@ use super::shm;
 use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
 use crate::config::{HcaCores, OnError, Settings};
 use crate::connect::Destination;
+use crate::dma::Engine;
 use crate::memory::Memory;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, QpFault, Result};
@@ -44,8 +45,9 @@ pub struct Soft {
 }
 
 impl Soft {
-    /// Starts a software HCA near `gpu`.
-    pub fn open(gpu: &Gpu, settings: &Settings) -> Result<Self> {
+    /// Starts a software HCA near the GPU.
+    pub(crate) fn open(engine: &Arc<Engine>, settings: &Settings) -> Result<Self> {
+        let gpu = engine.gpu();
         let caller = settings.hca_cores == HcaCores::Caller;
         let config = HcaConfig {
             cores: match settings.hca_cores {
@@ -60,11 +62,10 @@ impl Soft {
             ..HcaConfig::default()
         };
         let hca = Hca::new(config)?;
-        let copier = Arc::new(crate::dma::Engine::new(gpu));
         Ok(Self {
-            shm: shm::start(&hca, Arc::clone(&copier) as Arc<dyn shm::Imports>)?,
+            shm: shm::start(&hca, Arc::clone(engine) as Arc<dyn shm::Imports>)?,
             driver: caller.then(|| hca.driver()),
-            dma: copier.dma(),
+            dma: engine.dma(),
             id: rand::random(),
             arrays: Mutex::new(Vec::new()),
             gpu: gpu.clone(),

@@ -121,26 +121,12 @@ pub fn status(memory: &Memory, thread: usize) -> params::Status {
     }
 }
 
-/// One message by one thread that has its queue pair for itself.
+/// One message by one thread that has its queue pair for itself; time enough for a busy machine.
 pub fn one() -> params::Rate {
     params::Rate {
-        qps: 0,
-        qp_count: 1,
-        sharing: params::sharing::EXCLUSIVE,
-        op: params::op::PUT,
-        flags: 0,
-        batch: 1,
-        reserved: 0,
         size: 8,
-        iters: 1,
-        run_ns: 0,
         deadline_ns: 20_000_000_000,
-        local: params::Area::default(),
-        remote: params::Area::default(),
-        signal: 0,
-        signal_key: 0,
-        reserved2: 0,
-        status: 0,
+        ..params::Rate::one_message()
     }
 }
 
