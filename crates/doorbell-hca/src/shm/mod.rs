@@ -6,6 +6,8 @@
 //! target's key table and copies straight into the mapped region. By default peers are trusted with the memory they
 //! were sent (both processes map it); what is checked is everything that could harm the process that reads it.
 
+#[cfg(not(miri))]
+mod attach;
 mod control;
 mod error;
 mod export;
@@ -24,6 +26,8 @@ mod thread;
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
+#[cfg(not(miri))]
+pub use attach::DeviceImporter;
 pub use control::Shm;
 pub use error::{Gone, Refusal, RefusalCode, Result, ShmError};
 pub use handle::{Peer, PeerId, ShmListener};
