@@ -81,26 +81,37 @@ impl EngineQp {
         if let Some(fault) = fault {
             return self.refuse(fault, ctrl);
         }
-        if slots == 1 {
-            let mut wqe = [head, Chunk::ZERO, Chunk::ZERO, Chunk::ZERO];
-            for (i, chunk) in wqe.iter_mut().enumerate().skip(1) {
-                // SAFETY: as above; a slot has four chunks.
-                *chunk = unsafe { self.chunk(at, i as u64) };
+        // SAFETY: `slots` slots are rung; sizes above 63 chunks are refused by `gather`.
+        unsafe {
+            match slots {
+                1 => self.gather::<4>(cx, head, ctrl),
+                2 => self.gather::<8>(cx, head, ctrl),
+                _ => self.gather::<64>(cx, head, ctrl),
             }
-            self.parsed(cx, ctrl, &wqe)
-        } else {
-            // SAFETY: `slots` slots are rung; `ds` has six bits in a valid WQE and eight here, so up to 255 chunks.
-            let wqe: Vec<Chunk> = (0..u64::from(ctrl.ds))
-                .map(|i| {
-                    if i == 0 {
-                        head
-                    } else {
-                        unsafe { self.chunk(at, i) }
-                    }
-                })
-                .collect();
-            self.parsed(cx, ctrl, &wqe)
         }
+    }
+
+    /// Copies the WQE out of the ring, once, and executes the copy.
+    ///
+    /// # Safety
+    /// As for [`Self::one`]; all slots of the WQE are rung.
+    #[inline(always)]
+    unsafe fn gather<const CHUNKS: usize>(
+        &mut self,
+        cx: &mut Cx<'_>,
+        head: Chunk,
+        ctrl: Ctrl,
+    ) -> Step {
+        let mut wqe = [Chunk::ZERO; CHUNKS];
+        let Some(wqe) = wqe.get_mut(..usize::from(ctrl.ds)) else {
+            return self.refuse(Fault::BadDs, ctrl);
+        };
+        wqe[0] = head;
+        for (i, chunk) in wqe.iter_mut().enumerate().skip(1) {
+            // SAFETY: the caller's promise.
+            *chunk = unsafe { self.chunk(self.exec, i as u64) };
+        }
+        self.parsed(cx, ctrl, wqe)
     }
 
     /// Chunk `i` of the WQE at slot `at`, wrapping at the end of the ring.
@@ -157,7 +168,7 @@ impl EngineQp {
             Err(e) => return self.refuse(e.into(), ctrl),
         };
         // SAFETY: the caller of `one` promises that the QP is attached and its keys are of this round.
-        match unsafe { self.execute(cx, ctrl, request) } {
+        match unsafe { self.execute(cx, ctrl, request, wqe) } {
             Ok(Outcome::Parked) => Step::Parked,
             Ok(outcome) => {
                 if let Outcome::Complete(byte_cnt) = outcome {
@@ -178,6 +189,7 @@ impl EngineQp {
         cx: &mut Cx<'_>,
         ctrl: Ctrl,
         request: Request<'_>,
+        wqe: &[Chunk],
     ) -> Result<Outcome, Fault> {
         match request {
             Request::Nop => self.after_copies(0),
@@ -202,11 +214,11 @@ impl EngineQp {
             Request::Send { .. } => Err(Fault::Unsupported),
             // SAFETY: passed on.
             Request::Write { remote, local, imm } => unsafe {
-                self.transfer(cx, ctrl, remote, local, imm, false)
+                self.transfer(cx, ctrl, remote, local, imm, false, wqe)
             },
             // SAFETY: passed on.
             Request::Read { remote, local } => unsafe {
-                self.transfer(cx, ctrl, remote, local, None, true)
+                self.transfer(cx, ctrl, remote, local, None, true, wqe)
             },
             Request::FetchAdd { remote, local, add } => {
                 // SAFETY: passed on.
@@ -280,6 +292,7 @@ impl EngineQp {
     }
 
     /// WRITE or READ.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
     unsafe fn transfer(
         &mut self,
         cx: &mut Cx<'_>,
@@ -288,6 +301,7 @@ impl EngineQp {
         local: Payload<'_>,
         imm: Option<u32>,
         read: bool,
+        wqe: &[Chunk],
     ) -> Result<Outcome, Fault> {
         let total = local.len();
         if total > MAX_MESSAGE {
@@ -330,7 +344,20 @@ impl EngineQp {
             }));
             return Ok(Outcome::Parked);
         }
-        if let Some(Place::Host(there)) = there {
+        if let (Some(Place::Host(there)), Payload::Inline(inline), Some(data)) =
+            (&there, &local, wqe.get(2..))
+        {
+            // The usual inline WRITE: its bytes follow four bytes of header in the third chunk and those behind it.
+            debug_assert!(inline.len() + 4 <= 16 * data.len());
+            // SAFETY: the parser found the payload inside the WQE, `locate` the target inside its region.
+            unsafe {
+                copy(
+                    there.as_ptr(),
+                    data.as_ptr().cast::<u8>().add(4),
+                    inline.len(),
+                )
+            };
+        } else if let Some(Place::Host(there)) = there {
             let mut offset = 0usize;
             for piece in local.pieces() {
                 let len = piece.len() as usize;

@@ -39,9 +39,11 @@ use crate::qp::{DoorbellWord, QpState};
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
 const IDLE_TURNS: u32 = 256;
 
-/// Idle lines swept a round while there is work, and while there is none.
-const SWEEP_BUSY: usize = 2;
+/// Idle lines swept a round while there is no work.
 const SWEEP_IDLE: usize = 64;
+/// While there is work, so many lines are swept every so many rounds: thousands of idle QPs then cost a put next to nothing, and
+/// one of them waits some tens of microseconds at most until its ring is found.
+const SWEEP_BUSY: (usize, u64) = (8, 8);
 
 /// What a turn needs beside the QP.
 pub(super) struct Cx<'a> {
@@ -129,12 +131,15 @@ impl Core {
         if !self.receivers.is_empty() {
             turns += self.receive();
         }
-        self.sweep(if turns == 0 { SWEEP_IDLE } else { SWEEP_BUSY });
+        let rounds = slot.rounds.load(Ordering::Relaxed).wrapping_add(1);
+        slot.rounds.store(rounds, Ordering::Relaxed);
+        self.found.clear();
+        if turns == 0 {
+            self.sweep(SWEEP_IDLE);
+        } else if rounds.is_multiple_of(SWEEP_BUSY.1) {
+            self.sweep(SWEEP_BUSY.0);
+        }
         self.between_rounds(inner);
-        slot.rounds.store(
-            slot.rounds.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
         if turns != 0 {
             slot.counters.busy_rounds.add(1);
             slot.counters.turns.add(turns);
@@ -200,7 +205,6 @@ impl Core {
     /// Puts rung QPs that are not in use into the list.
     #[inline(always)]
     fn sweep(&mut self, budget: usize) {
-        self.found.clear();
         let found = &mut self.found;
         let qps = &mut self.qps;
         // SAFETY: every line belongs to an attached QP.

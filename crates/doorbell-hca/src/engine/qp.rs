@@ -222,10 +222,11 @@ impl EngineQp {
     #[inline(always)]
     pub(super) fn look(&mut self) -> Rung {
         // SAFETY: the word is mapped while the QP is attached. Acquire: the WQEs were written before it.
-        let raw = match self.ring_kind {
-            RingKind::Record => u64::from(unsafe { self.bell.cast::<u32>().load_acquire() }),
-            // SAFETY: as above.
-            _ => unsafe { self.bell.load_acquire() },
+        let raw = unsafe {
+            match self.ring_kind {
+                RingKind::Record => u64::from(self.bell.cast::<u32>().load_acquire()),
+                RingKind::Producer | RingKind::Doorbell => self.bell.load_acquire(),
+            }
         };
         if raw == self.bell_seen {
             Rung::Nothing
