@@ -7,8 +7,8 @@ use std::time::Duration;
 use common::{Bench, LONG, caller_driven, device, read, status};
 use doorbell::device_api::{Error as DeviceError, Failure};
 use doorbell::{
-    Access, AsyncError, CqKind, Dims, Error, ErrorKind, Export, Memory, Place, Qp, QpState,
-    Syndrome, Vendor, params,
+    Access, AsyncError, Dims, Error, ErrorKind, Export, Memory, Place, Qp, QpState, Syndrome,
+    Vendor, params,
 };
 
 const ONE: Dims = Dims::new(1, 1);

@@ -10,8 +10,8 @@ use common::{Bench, LONG, caller_driven, device, read};
 use doorbell::cpu::{self, Post, deadline};
 use doorbell::device_api::{Error as DeviceError, Failure, Remote};
 use doorbell::{
-    AsyncError, CpuQp, Device, Dims, Endpoint, LinkKind, Peer, Place, Qp, QpState, Ready, Vendor,
-    params,
+    AsyncError, CpuQp, Device, Dims, Endpoint, GpuSelect, LinkKind, Peer, Place, Qp, QpState,
+    Ready, Vendor, params,
 };
 
 const ONE: Dims = Dims::new(1, 1);
@@ -97,19 +97,19 @@ fn rate(b: &Bench, export: &doorbell::Export, theirs: &Endpoint, size: u64) -> p
 #[ignore = "the other tests of this file run it in a process of its own"]
 fn peer_process() {
     let role = std::env::var(ROLE).expect("started by a test of this file");
-    let device = if role == "caller" {
-        caller_driven()
-    } else {
-        device()
+    let (device, place) = match role.as_str() {
+        "caller" => (caller_driven(), Place::Shared),
+        "gpu" => (cuda(), Place::Gpu),
+        _ => (device(), Place::Shared),
     };
-    let b = Bench::new(device, Place::Shared, LEN);
+    let b = Bench::new(device, place, LEN);
     let peer = b
         .device
         .dial(&std::env::var(SOCKET).expect("a socket"), LONG)
         .expect("dialled");
     let (qp, theirs) = connect(&b, &peer);
     match role.as_str() {
-        "echo" | "caller" => {
+        "echo" | "caller" | "gpu" => {
             let export = qp.export().expect("exported");
             peer.barrier(LONG).expect("the peer has put");
             let got = read(&b.target, 0, 1000);
@@ -154,8 +154,9 @@ fn peer_process() {
     }
 }
 
-fn echo(device: Device, role: &str, place: Place) {
-    let b = Bench::new(device, Place::Shared, LEN);
+/// `target`: where both sides' regions lie; `place`: where this side puts from.
+fn echo(device: Device, role: &str, target: Place, place: Place) {
+    let b = Bench::new(device, target, LEN);
     let (child, peer) = peer(&b.device, role);
     assert_eq!(peer.credentials().pid, child.child.id() as i32);
     let (qp, theirs) = connect(&b, &peer);
@@ -209,13 +210,28 @@ fn echo(device: Device, role: &str, place: Place) {
 
 #[test]
 fn kernels_of_two_processes_put_to_each_other() {
-    echo(device(), "echo", Place::Shared);
-    echo(device(), "echo", Place::Host);
+    echo(device(), "echo", Place::Shared, Place::Shared);
+    echo(device(), "echo", Place::Shared, Place::Host);
 }
 
 #[test]
 fn both_processes_can_be_driven_by_their_callers() {
-    echo(caller_driven(), "caller", Place::Host);
+    echo(caller_driven(), "caller", Place::Shared, Place::Host);
+}
+
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn gpu_memory_of_another_process_is_reached() {
+    echo(cuda(), "gpu", Place::Gpu, Place::Host);
+    echo(cuda(), "gpu", Place::Gpu, Place::Gpu);
+}
+
+fn cuda() -> Device {
+    Device::builder()
+        .gpu(GpuSelect::Cuda(None))
+        .hca_cores(1)
+        .open()
+        .expect("a device on a CUDA GPU")
 }
 
 #[test]

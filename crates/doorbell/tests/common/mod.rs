@@ -5,6 +5,8 @@
     reason = "each test file includes this and uses a part of it"
 )]
 
+pub mod scenes;
+
 use std::time::Duration;
 
 use doorbell::{
