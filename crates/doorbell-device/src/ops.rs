@@ -126,7 +126,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     pub fn put(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
         let n = pieces(local.len)?;
-        self.post(n, 3, how, |k, index, cq| {
+        self.post::<false>(n, 3, how, |k, index, cq| {
             self.transfer(index, cq, Opcode::RdmaWrite, k, remote, local)
         })
     }
@@ -145,7 +145,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         if n == 0 || (0..n).any(|k| what(k).1.len > PIECE) {
             return Err(Error::INVALID);
         }
-        self.post(n, 3, how, |k, index, cq| {
+        self.post::<true>(n, 3, how, |k, index, cq| {
             let (remote, local) = what(k);
             self.transfer(index, cq, Opcode::RdmaWrite, 0, remote, local)
         })
@@ -166,7 +166,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         if !matches!(len, 1 | 2 | 4 | 8) {
             return Err(Error::INVALID);
         }
-        self.post(1, 3, how, |_, index, cq| {
+        self.post::<false>(1, 3, how, |_, index, cq| {
             [
                 self.ctrl(index, Opcode::RdmaWrite, 0, 3, cq),
                 seg::raddr(remote.addr, remote.key),
@@ -195,7 +195,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         // Loops over `words` end at a constant, so that it stays in registers.
         let word = |i: usize| if i < W { words[i] } else { 0 };
         let n = len.div_ceil(MAX_INLINE);
-        self.post(n, 4, how, |k, index, cq| {
+        self.post::<false>(n, 4, how, |k, index, cq| {
             let mut w = [0_u32; 7];
             for piece in 0..W.div_ceil(7) {
                 for (i, w) in w.iter_mut().enumerate() {
@@ -225,7 +225,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     pub fn get(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
         let n = pieces(local.len)?;
-        self.post(n, 3, how, |k, index, cq| {
+        self.post::<false>(n, 3, how, |k, index, cq| {
             self.transfer(index, cq, Opcode::RdmaRead, k, remote, local)
         })
     }
@@ -237,7 +237,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     pub fn get_visible(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
         let n = pieces(local.len)?;
-        self.post(n + 1, 3, how, |k, index, cq| {
+        self.post::<false>(n + 1, 3, how, |k, index, cq| {
             if k < n {
                 self.transfer(index, cq, Opcode::RdmaRead, k, remote, local)
             } else {
@@ -252,7 +252,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// As [`Qp::put`].
     #[inline(always)]
     pub fn dump(&self, how: Post) -> Result<Ticket, Error> {
-        self.post(1, 2, how, |_, index, cq| self.dump_slot(index, cq))
+        self.post::<false>(1, 2, how, |_, index, cq| self.dump_slot(index, cq))
     }
 
     #[inline(always)]
@@ -272,7 +272,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// As [`Qp::put`].
     #[inline(always)]
     pub fn signal_add(&self, remote: Remote, add: u64, how: Post) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             self.add_slot(index, cq, remote, add)
         })
     }
@@ -291,7 +291,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         how: Post,
     ) -> Result<Ticket, Error> {
         let n = pieces(local.len)?;
-        self.post(n + 1, 4, how, |k, index, cq| {
+        self.post::<false>(n + 1, 4, how, |k, index, cq| {
             if k < n {
                 self.transfer(index, cq, Opcode::RdmaWrite, k, remote, local)
             } else {
@@ -380,7 +380,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             self.arch
                 .load_const32(core::ptr::addr_of!((*of.qp).cq_sq.cq_num))
         };
-        self.post(2, 4, how, |k, index, cq| {
+        self.post::<false>(2, 4, how, |k, index, cq| {
             if k == 0 {
                 [
                     self.ctrl(index, Opcode::Wait, 0, 2, cq),
@@ -406,7 +406,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             self.atomic(
                 (index, cq),
                 (Opcode::FetchAdd, None),
@@ -430,7 +430,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             self.atomic(
                 (index, cq),
                 (Opcode::CompareSwap, None),
@@ -454,7 +454,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             let operands = seg::masked_fa8(add, boundary);
             self.atomic(
                 (index, cq),
@@ -480,7 +480,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             let operands = seg::masked_fa4(add, boundary);
             self.atomic(
                 (index, cq),
@@ -504,7 +504,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post(1, 4, how, |_, index, cq| {
+        self.post::<false>(1, 4, how, |_, index, cq| {
             let operands =
                 seg::masked_cs4(swap.swap, swap.compare, swap.swap_mask, swap.compare_mask);
             self.atomic(
@@ -535,7 +535,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         }
         let [values, masks] =
             seg::masked_cs8(swap.swap, swap.compare, swap.swap_mask, swap.compare_mask);
-        self.post(3, 4, how, |k, index, cq| match k {
+        self.post::<false>(3, 4, how, |k, index, cq| match k {
             0 => [
                 self.ctrl(
                     index,
@@ -564,7 +564,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// As [`Qp::put`].
     #[inline(always)]
     pub fn nop(&self, how: Post) -> Result<Ticket, Error> {
-        self.post(1, 1, how, |_, index, cq| self.nop_slot(index, cq))
+        self.post::<false>(1, 1, how, |_, index, cq| self.nop_slot(index, cq))
     }
 
     #[inline(always)]

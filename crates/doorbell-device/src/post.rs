@@ -3,6 +3,7 @@
 //! `sq_rsvd_index` hands out slots, after room for them is known. `sq_ready_index` says how far the queue is written, in order, and its top
 //! bit says that somebody is ringing: one exchange both publishes WQEs and finds out whether to ring for them. Who finds the
 //! bit set returns at once: the ringer gives it up with a compare-and-swap that fails if more was published, and then rings again.
+//! Posters wait for one another only between reserving and that exchange, so nothing slow happens there: the fence comes before.
 //!
 //! Compared with a lock (DOCA's) nobody waits for a ring to end; compared with a counter beside the index there is one
 //! atomic less, one fence less, and it works on a bare 296-byte QP. Rings follow one another, so the newest doorbell is the last one written.
@@ -30,6 +31,13 @@ const LOOK: u32 = 16;
 
 /// One slot's contents.
 pub(crate) type Slot = [Chunk; CHUNKS];
+
+/// A call that several threads make together, in progress.
+pub(crate) struct Turn {
+    g: Group,
+    /// Whether this thread is the one.
+    pub(crate) acts: bool,
+}
 
 /// Marks an error among values that lanes pass one another; an index never has this bit.
 const FAILED: u64 = 1 << 63;
@@ -75,9 +83,10 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     }
 
     /// Posts `n` slots whose k-th has the contents `build(k, index, completion flag)`, of which the first `used` chunks matter.
+    /// `BULK`: many of them, so worth more code.
     /// The last slot is a WQE of its own, and the ticket is its index.
     #[inline(always)]
-    pub(crate) fn post(
+    pub(crate) fn post<const BULK: bool>(
         &self,
         n: u32,
         used: u32,
@@ -88,39 +97,67 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             return Err(Error::INVALID);
         }
         match S::COOP {
-            Coop::Thread if M::EXCLUSIVE => self.post_in(Group::alone(), n, used, how, build),
+            Coop::Thread if M::EXCLUSIVE => {
+                self.post_in::<BULK>(Group::alone(), n, used, how, build)
+            }
             Coop::Thread => {
                 let g = self.arch.group(self.key(n, how));
-                self.post_in(g, n, used, how, build)
+                self.post_in::<BULK>(g, n, used, how, build)
             }
-            Coop::Warp | Coop::Block => self
-                .together(|| {
-                    self.post_in(Group::alone(), n, used, how, &build)
-                        .map(|t| t.0)
-                })
-                .map(Ticket),
+            Coop::Warp | Coop::Block => {
+                let turn = self.enter();
+                let mut ticket = 0;
+                if turn.acts {
+                    ticket = pack(
+                        self.post_in::<BULK>(Group::alone(), n, used, how, build)
+                            .map(|t| t.0),
+                    );
+                }
+                self.leave(turn, ticket).map(Ticket)
+            }
         }
     }
 
-    /// Has one thread of the scope do `f` after the others' writes, and tells all what came of it.
+    /// Begins a call that the threads of the scope make together: one of them acts, after the others' writes.
     #[inline(always)]
-    pub(crate) fn together(&self, f: impl Fn() -> Result<u64, Error>) -> Result<u64, Error> {
+    pub(crate) fn enter(&self) -> Turn {
         let a = self.arch;
         match S::COOP {
-            Coop::Thread => f(),
+            Coop::Thread => Turn {
+                g: Group::alone(),
+                acts: true,
+            },
             Coop::Warp => {
                 let g = a.warp();
-                let r = if g.is_leader() { pack(f()) } else { 0 };
-                let r = a.broadcast64(g, r);
-                a.sync(g);
-                unpack(r)
+                Turn {
+                    g,
+                    acts: g.is_leader(),
+                }
             }
             Coop::Block => {
                 a.block_sync();
-                let r = if a.thread() == 0 { pack(f()) } else { 0 };
-                unpack(a.block_broadcast64(r))
+                Turn {
+                    g: Group::alone(),
+                    acts: a.thread() == 0,
+                }
             }
         }
+    }
+
+    /// Ends it: all get the result of the one, packed.
+    #[inline(always)]
+    pub(crate) fn leave(&self, turn: Turn, result: u64) -> Result<u64, Error> {
+        let a = self.arch;
+        unpack(match S::COOP {
+            Coop::Thread => result,
+            Coop::Warp => {
+                let said = a.broadcast64(turn.g, result);
+                // What the one acquired is visible to all.
+                a.sync(turn.g);
+                said
+            }
+            Coop::Block => a.block_broadcast64(result),
+        })
     }
 
     /// Lanes with one key are served together: same queue, same number of slots (so a lane's position gives its place), same options.
@@ -134,7 +171,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     }
 
     #[inline(always)]
-    fn post_in(
+    fn post_in<const BULK: bool>(
         &self,
         g: Group,
         n: u32,
@@ -158,9 +195,9 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             first = a.broadcast64(g, first);
         }
         let first = unpack(first)?;
-        let mine = first + u64::from(g.rank * n);
         let end = first + u64::from(need);
-        self.write(g, mine, n, used, |k, index| {
+        let mine = first + u64::from(g.rank * n);
+        self.write::<BULK>(g, mine, n, used, |k, index| {
             let signalled = how.signal || index + 1 == end;
             build(
                 k,
@@ -172,12 +209,18 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
                 },
             )
         });
+        let mut result = 0;
         if g.size > 1 {
             a.sync(g);
         }
         if g.is_leader() {
-            self.publish(first, end, how)?;
+            result = pack(self.publish(first, end, how).map(|()| 0));
         }
+        if g.size > 1 {
+            // All hear what became of it; and all wait, or the lanes would run ahead of their leader and post one by one ever after.
+            result = a.broadcast64(g, result);
+        }
+        unpack(result)?;
         Ok(Ticket(mine + u64::from(n) - 1))
     }
 
@@ -191,11 +234,12 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         let need = u64::from(need);
         let p = self.rsvd();
         if M::EXCLUSIVE {
-            let next = self.load(p, sites::RESERVE_LOAD);
+            let next = self.next.get();
             self.refuse_poisoned(next)?;
             if how.check {
                 self.make_room(next, need, how.deadline)?;
             }
+            self.next.set(next + need);
             // SAFETY: a word of the QP, and one thread at a time uses it.
             unsafe { a.store_own64(p, next + need) };
             return Ok(next);
@@ -236,7 +280,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     fn make_room(&self, next: u64, need: u64, deadline: Deadline) -> Result<bool, Error> {
         // All slots below this one must be complete.
         let target = (next + need).saturating_sub(u64::from(self.depth()));
-        if target <= self.consumer() {
+        if target <= self.seen.get() || target <= self.consumer() {
             return Ok(false);
         }
         match unpack(Self::wait_seldom(
@@ -247,8 +291,17 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         )) {
             Ok(_) => Ok(true),
             Err(e) if e == Error::TIMED_OUT => Err(Error::NO_SPACE),
-            Err(e) => Err(e),
+            Err(e) => Err(self.note(e)),
         }
+    }
+
+    /// Remembers an error of the QP: an exclusive queue's reservations do not look at memory.
+    #[inline(always)]
+    pub(crate) fn note(&self, e: Error) -> Error {
+        if M::EXCLUSIVE && e != Error::TIMED_OUT && e != Error::ABORTED && !self.ext.is_null() {
+            self.next.set(self.next.get() | POISON);
+        }
+        e
     }
 
     /// The `chunk`-th 16 bytes of slot `index`.
@@ -262,7 +315,14 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Writes the chunks of slots that this thread, or its group, has reserved. Spelt out, not looped over an array: LLVM
     /// would put the array in local memory.
     #[inline(always)]
-    fn write(&self, g: Group, mine: u64, n: u32, used: u32, build: impl Fn(u32, u64) -> Slot) {
+    fn write<const BULK: bool>(
+        &self,
+        g: Group,
+        mine: u64,
+        n: u32,
+        used: u32,
+        build: impl Fn(u32, u64) -> Slot,
+    ) {
         let a = self.arch;
         if A::LANES == 32 && g.size == 32 && self.coalesce != Coalesce::Off {
             // Four lanes write a slot together, one chunk each, so that every store instruction writes whole slots.
@@ -299,13 +359,27 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
                 unsafe { a.store_chunk(self.chunk(index, j), chunk) };
             }
         };
-        for k in 0..n {
+        let one = |k: u32, [c0, c1, c2, c3]: Slot| {
             let index = mine + u64::from(k);
-            let [c0, c1, c2, c3] = build(k, index);
             store(index, 0, c0);
             store(index, 1, c1);
             store(index, 2, c2);
             store(index, 3, c3);
+        };
+        let mut k = 0;
+        // A lone thread is bound by the latency of its arithmetic: four slots at a time give it something to overlap.
+        while BULK && k + 4 <= n {
+            let slot = |i: u32| build(k + i, mine + u64::from(k + i));
+            let (s0, s1, s2, s3) = (slot(0), slot(1), slot(2), slot(3));
+            one(k, s0);
+            one(k + 1, s1);
+            one(k + 2, s2);
+            one(k + 3, s3);
+            k += 4;
+        }
+        while k < n {
+            one(k, build(k, mine + u64::from(k)));
+            k += 1;
         }
     }
 
@@ -322,25 +396,26 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             }
             return Ok(());
         }
-        if self.load(p, sites::PUBLISH_WAIT) & !RINGING != from {
-            unpack(Self::await_turn(
-                a,
-                self.handle(),
-                from,
-                how.deadline.and(PUBLISH_GRACE_NS),
-            ))?;
+        a.fence(M::at(sites::PUBLISH_FENCE));
+        let mut spins = 0_u32;
+        while self.load(p, sites::PUBLISH_WAIT) & !RINGING != from {
+            spins = spins.wrapping_add(1);
+            if spins.is_multiple_of(LOOK) {
+                unpack(Self::still_waiting(
+                    a,
+                    self.handle(),
+                    how.deadline.and(PUBLISH_GRACE_NS),
+                ))?;
+            }
+            a.relax();
         }
         // Nobody else publishes now: the index changes only by us, the bit only by a ringer who gives it up.
         if !how.ring || self.ext.is_null() {
             // SAFETY: a word of the QP.
             unsafe { a.add64(p, to - from, M::at(sites::PUBLISH_ADD)) };
             if how.ring {
-                unpack(Self::ring_locked(
-                    a,
-                    self.handle(),
-                    to,
-                    how.deadline.and(PUBLISH_GRACE_NS),
-                ))?;
+                let deadline = how.deadline.and(PUBLISH_GRACE_NS);
+                unpack(Self::ring_locked(a, self.handle(), to, deadline))?;
             }
             return Ok(());
         }
@@ -352,27 +427,18 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         Ok(())
     }
 
-    /// Waits for all who reserved earlier to publish.
+    /// Whether to go on waiting for those who reserved earlier.
     #[cold]
     #[inline(never)]
-    fn await_turn(arch: A, handle: QpHandle, from: u64, deadline: Deadline) -> u64 {
-        let qp = match Self::again(arch, handle) {
-            Ok(qp) => qp,
-            Err(e) => return pack(Err(e)),
-        };
-        let mut spins = 0_u32;
-        while qp.load(qp.ready(), sites::PUBLISH_WAIT) & !RINGING != from {
-            arch.relax();
-            spins = spins.wrapping_add(1);
-            if spins.is_multiple_of(LOOK) {
-                if arch.aborted() {
-                    return pack(Err(Error::ABORTED));
-                }
-                if deadline.passed(arch) {
-                    qp.poison();
-                    return pack(Err(Error::STUCK));
-                }
+    fn still_waiting(arch: A, handle: QpHandle, deadline: Deadline) -> u64 {
+        if arch.aborted() {
+            return pack(Err(Error::ABORTED));
+        }
+        if deadline.passed(arch) {
+            if let Ok(qp) = Self::again(arch, handle) {
+                qp.poison();
             }
+            return pack(Err(Error::STUCK));
         }
         0
     }
@@ -470,8 +536,13 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// [`Error::STUCK`] if the lock of a bare QP is not given back by `deadline`.
     #[inline(always)]
     pub fn ring(&self, deadline: Deadline) -> Result<(), Error> {
-        self.together(|| self.ring_here(deadline).map(|()| 0))
-            .map(|_| ())
+        let turn = self.enter();
+        let done = if turn.acts {
+            pack(self.ring_here(deadline).map(|()| 0))
+        } else {
+            0
+        };
+        self.leave(turn, done).map(|_| ())
     }
 
     #[inline(always)]

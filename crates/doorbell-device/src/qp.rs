@@ -3,6 +3,7 @@
 //! [`Qp::new`] reads the constants once; make it outside the loop. Posting is in `post.rs`, waiting in `wait.rs`, the operations
 //! in `ops.rs`. A `Qp` owns nothing: the host keeps the queue alive while kernels run.
 
+use core::cell::Cell;
 use core::marker::PhantomData;
 use core::ptr::addr_of_mut;
 
@@ -110,7 +111,8 @@ pub enum Coalesce {
 ///
 /// # Sharing
 /// `M` is a promise: [`sharing::Exclusive`] that one thread at a time uses the QP, [`sharing::Block`] that the threads of one block do. A
-/// QP may be used in one way by one kernel and in another by the next.
+/// QP may be used in one way by one kernel and in another by the next. Of an exclusive QP there is one `Qp` value at a time, since
+/// that value keeps the indexes in registers.
 pub struct Qp<'a, A: Arch, S: Scope = Thread, M: Sharing = sharing::Gpu> {
     pub(crate) arch: A,
     pub(crate) qp: *mut GpuQp,
@@ -126,16 +128,12 @@ pub struct Qp<'a, A: Arch, S: Scope = Thread, M: Sharing = sharing::Gpu> {
     pub(crate) soft: bool,
     pub(crate) coalesce: Coalesce,
     pub(crate) sink: (u64, Key),
+    /// Consumer index as last seen: older than the truth at worst, and in a register.
+    pub(crate) seen: Cell<u64>,
+    /// Exclusive use: `sq_rsvd_index`, which then changes only through this value.
+    pub(crate) next: Cell<u64>,
     _life: PhantomData<(&'a GpuQp, S, M)>,
 }
-
-impl<A: Arch, S: Scope, M: Sharing> Clone for Qp<'_, A, S, M> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<A: Arch, S: Scope, M: Sharing> Copy for Qp<'_, A, S, M> {}
 
 impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
     /// The queue that `handle` names.
@@ -197,6 +195,12 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
                 soft,
                 coalesce: Coalesce::Used,
                 sink,
+                seen: Cell::new(0),
+                next: Cell::new(if M::EXCLUSIVE {
+                    arch.load_own64(addr_of_mut!((*qp).sq_rsvd_index))
+                } else {
+                    0
+                }),
                 _life: PhantomData,
             })
         }
@@ -238,6 +242,8 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
             soft,
             coalesce,
             sink,
+            seen,
+            next,
             ..
         } = self;
         Qp {
@@ -255,6 +261,8 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
             soft,
             coalesce,
             sink,
+            seen,
+            next,
             _life: PhantomData,
         }
     }
@@ -344,7 +352,9 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
     /// Consumer index as last polled.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u64 {
-        self.load(self.ci(), sites::CI_LOAD)
+        let ci = self.load(self.ci(), sites::CI_LOAD);
+        self.seen.set(ci);
+        ci
     }
 }
 

@@ -31,13 +31,16 @@ sites! {
     CI_LOAD = Acquire Gpu;
     /// Passes on what a poll of the CQ learned, to whoever reads it at `CI_LOAD`.
     CI_MAX = Release Gpu;
+    /// Our WQEs come before what publishes them. A fence of its own, ahead of the wait for our turn, so that its cost is not
+    /// part of the chain of posters that wait for one another.
+    PUBLISH_FENCE = Release Gpu;
     /// Waiting for those who reserved before us to publish.
     PUBLISH_WAIT = Relaxed Gpu;
-    /// Publishes our WQEs and takes the ringing on if nobody has it. Release: the WQEs. Acquire: whoever rings next stores its
-    /// doorbell after the last one's (`RING_DONE`), and answers for WQEs published by others without ringing.
-    PUBLISH_EXCH = AcqRel Gpu;
+    /// Publishes our WQEs and takes the ringing on if nobody has it. Acquire: whoever rings next stores its doorbell after the
+    /// last one's (`RING_DONE`), and answers for WQEs published by others without ringing.
+    PUBLISH_EXCH = Acquire Gpu;
     /// Publishes our WQEs and leaves the ringing for later.
-    PUBLISH_ADD = Release Gpu;
+    PUBLISH_ADD = Relaxed Gpu;
     /// Takes the ringing on, for WQEs published without it.
     RING_CLAIM = AcqRel Gpu;
     /// All WQEs that this thread wrote or acquired become visible to the engine before the doorbell does.

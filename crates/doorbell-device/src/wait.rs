@@ -32,18 +32,26 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// The QP's first error, unless the operation completed before it.
     #[inline(always)]
     pub fn poll(&self, ticket: Ticket) -> Result<bool, Error> {
-        self.together(|| {
-            if self.look(ticket.0)? {
-                return Ok(1);
-            }
-            unpack(Self::check_up(
-                self.arch,
-                self.handle(),
-                ticket.0,
-                Deadline(u64::MAX),
-            ))
-        })
-        .map(|v| v != 0)
+        let turn = self.enter();
+        let done = if turn.acts {
+            pack(self.poll_here(ticket.0))
+        } else {
+            0
+        };
+        self.leave(turn, done).map(|v| v != 0)
+    }
+
+    #[inline(always)]
+    fn poll_here(&self, index: u64) -> Result<u64, Error> {
+        if self.look(index).map_err(|e| self.note(e))? {
+            return Ok(1);
+        }
+        unpack(Self::check_up(
+            self.arch,
+            self.handle(),
+            index,
+            Deadline(u64::MAX),
+        ))
     }
 
     /// Waits until the operation is complete: what it wrote is visible at its target, what it fetched is visible here.
@@ -52,8 +60,13 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// The QP's first error, unless the operation completed before it; [`Error::TIMED_OUT`] at the deadline; [`Error::ABORTED`].
     #[inline(always)]
     pub fn wait(&self, ticket: Ticket, deadline: Deadline) -> Result<(), Error> {
-        self.together(|| self.wait_index(ticket.0, deadline).map(|()| 0))
-            .map(|_| ())
+        let turn = self.enter();
+        let done = if turn.acts {
+            pack(self.wait_index(ticket.0, deadline).map(|()| 0))
+        } else {
+            0
+        };
+        self.leave(turn, done).map(|_| ())
     }
 
     /// Rings what was posted without ringing and waits for everything published so far.
@@ -62,17 +75,25 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// As [`Qp::wait`] and [`Qp::ring`].
     #[inline(always)]
     pub fn flush(&self, deadline: Deadline) -> Result<(), Error> {
-        self.together(|| {
-            let ready = self.load(self.ready(), sites::READY_LOAD) & !RINGING;
-            if self.load(self.rung(), sites::RING_PI) < ready {
-                self.ring_here(deadline)?;
-            }
-            match ready.checked_sub(1) {
-                Some(last) => self.wait_index(last, deadline).map(|()| 0),
-                None => Ok(0),
-            }
-        })
-        .map(|_| ())
+        let turn = self.enter();
+        let done = if turn.acts {
+            pack(self.flush_here(deadline))
+        } else {
+            0
+        };
+        self.leave(turn, done).map(|_| ())
+    }
+
+    #[inline(always)]
+    fn flush_here(&self, deadline: Deadline) -> Result<u64, Error> {
+        let ready = self.load(self.ready(), sites::READY_LOAD) & !RINGING;
+        if self.load(self.rung(), sites::RING_PI) < ready {
+            self.ring_here(deadline)?;
+        }
+        match ready.checked_sub(1) {
+            Some(last) => self.wait_index(last, deadline).map(|()| 0),
+            None => Ok(0),
+        }
     }
 
     /// The QP's first error, if it has one: seen by a thread of ours, or written down by the host. For loops that wait for something
@@ -97,12 +118,13 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     #[inline(always)]
     pub(crate) fn wait_index(&self, index: u64, deadline: Deadline) -> Result<(), Error> {
         let mut polls = 0_u32;
-        while !self.look(index)? {
+        while !self.look(index).map_err(|e| self.note(e))? {
             polls = polls.wrapping_add(1);
-            if polls.is_multiple_of(LOOK)
-                && unpack(Self::check_up(self.arch, self.handle(), index, deadline))? != 0
-            {
-                return Ok(());
+            if polls.is_multiple_of(LOOK) {
+                let verdict = unpack(Self::check_up(self.arch, self.handle(), index, deadline));
+                if verdict.map_err(|e| self.note(e))? != 0 {
+                    return Ok(());
+                }
             }
             self.arch.relax();
         }
@@ -137,6 +159,9 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Whether the WQE at `index` is complete, as far as the consumer index and one look at the CQ tell.
     #[inline(always)]
     fn look(&self, index: u64) -> Result<bool, Error> {
+        if index < self.seen.get() {
+            return Ok(true);
+        }
         let ci = self.consumer();
         if index < ci {
             return Ok(true);
@@ -169,6 +194,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             return Ok(false);
         }
         self.raise(next);
+        self.seen.set(next);
         Ok(true)
     }
 
