@@ -141,14 +141,14 @@ impl Buffer {
     }
 
     fn check(&self, offset: usize, len: usize) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(GpuError::OutOfRange {
-                offset,
-                len,
-                size: self.len,
-            }),
-        }
+        check(offset, len, self.len)
+    }
+}
+
+fn check(offset: usize, len: usize, size: usize) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(GpuError::OutOfRange { offset, len, size }),
     }
 }
 
@@ -251,6 +251,30 @@ impl Registered {
     /// Is it empty?
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Copies bytes out; concurrent writers give old or new words.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        check(offset, into.len(), self.len)?;
+        // SAFETY: the range was checked; whoever registered the memory promised that it is valid, and that concurrent access
+        // is by kernels, atomics, or this function and its like.
+        unsafe { shared::load(self.ptr.as_ptr().add(offset), into) };
+        Ok(())
+    }
+
+    /// Copies bytes in, as [`Registered::read`] copies them out.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        check(offset, from.len(), self.len)?;
+        // SAFETY: as in `read`.
+        unsafe { shared::store(self.ptr.as_ptr().add(offset), from) };
+        Ok(())
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, value: u8) -> Result<()> {
+        // SAFETY: as in `read`.
+        unsafe { shared::fill(self.ptr.as_ptr(), value, self.len) };
+        Ok(())
     }
 }
 

@@ -175,6 +175,15 @@ impl Gpu {
         }
     }
 
+    /// Calls `f` now if no launch is in flight, else when the last one has ended: for giving back what a kernel may still be
+    /// looking at. While an abandoned kernel runs, that is later, or never.
+    pub fn defer(&self, f: impl FnOnce() + Send + 'static) {
+        match &self.inner.engine {
+            Engine::Host(host) => host.graveyard().defer(f),
+            Engine::Cuda(cuda) => cuda.defer(f),
+        }
+    }
+
     /// Opens memory that another process exported with [`Buffer::export`]. CUDA only; `cuIpc` handles cannot be opened in the
     /// process that made them.
     pub fn import(&self, export: &Export) -> Result<Buffer> {

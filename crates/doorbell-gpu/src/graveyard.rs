@@ -4,7 +4,7 @@
 //! wait for every running kernel, and the copy engine wait for the free: with a kernel that waits for a copy, that is
 //! a deadlock. So frees are queued while a launch is in flight, and done by whoever sees the last one end.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Keep;
 
@@ -59,6 +59,11 @@ impl Graveyard {
         }
     }
 
+    /// Calls `f` now if nothing is in flight, else when the last launch has ended. `f` may come back here.
+    pub(crate) fn defer(&self, f: impl FnOnce() + Send + 'static) {
+        self.bury(move || Some(Arc::new(OnDrop(Mutex::new(Some(f)))) as Keep));
+    }
+
     /// Nothing runs any more, whatever was counted: does the queued frees.
     pub(crate) fn end_all(&self) {
         let graves = {
@@ -77,10 +82,25 @@ impl Graveyard {
     }
 }
 
+/// Calls a function when it is dropped: what is kept is dropped outside the lock.
+struct OnDrop<F: FnOnce()>(Mutex<Option<F>>);
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(f) = self
+            .0
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
+            f();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
@@ -126,5 +146,28 @@ mod tests {
         assert_eq!(freed.load(Ordering::Relaxed), 0);
         yard.end();
         assert_eq!(freed.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn what_is_deferred_runs_once_and_may_come_back() {
+        let yard = Arc::new(Graveyard::default());
+        let ran = Arc::new(AtomicU32::new(0));
+        let defer = |yard: &Arc<Graveyard>| {
+            let (inner, ran) = (Arc::clone(yard), Arc::clone(&ran));
+            yard.defer(move || {
+                let again = Arc::clone(&ran);
+                inner.defer(move || {
+                    again.fetch_add(10, Ordering::Relaxed);
+                });
+                ran.fetch_add(1, Ordering::Relaxed);
+            });
+        };
+        defer(&yard);
+        assert_eq!(ran.load(Ordering::Relaxed), 11);
+        yard.begin();
+        defer(&yard);
+        assert_eq!(ran.load(Ordering::Relaxed), 11);
+        yard.end();
+        assert_eq!((ran.load(Ordering::Relaxed), yard.pending()), (22, (0, 0)));
     }
 }

@@ -368,6 +368,72 @@ fn impossible_launches_are_refused_with_a_reason() {
     );
 }
 
+#[test]
+fn registered_memory_is_read_written_and_filled_like_a_buffer() {
+    let gpu = gpu();
+    let owner: Arc<[AtomicU64; 4]> = Arc::default();
+    let ptr = std::ptr::NonNull::from(&*owner).cast();
+    // SAFETY: the keep-alive owns the memory, which is used as atomics only.
+    let memory = unsafe { gpu.register_host_keeping(ptr, 32, Arc::clone(&owner) as _) }.unwrap();
+    memory.fill(0xaa).unwrap();
+    memory.write(3, b"hello").unwrap();
+    let mut back = [0; 7];
+    memory.read(2, &mut back).unwrap();
+    assert_eq!(&back, b"\xaahello\xaa");
+    assert_eq!(
+        owner[3].load(Ordering::Relaxed),
+        u64::from_ne_bytes([0xaa; 8])
+    );
+    for (offset, len) in [(26, 7), (33, 0), (usize::MAX, 2)] {
+        assert!(
+            memory.read(offset, &mut vec![0; len]).is_err(),
+            "{offset}+{len}"
+        );
+        assert!(
+            memory.write(offset, &vec![0; len]).is_err(),
+            "{offset}+{len}"
+        );
+    }
+}
+
+#[test]
+fn what_is_deferred_waits_for_the_launches_in_flight() {
+    let gpu = gpu();
+    let counter = gpu.alloc(MemKind::PinnedHost, 8).unwrap();
+    let params = Words {
+        counter: counter.device_addr(),
+        slots: 0,
+        target: 1,
+    };
+    let kernel = gpu.kernel("stubborn").unwrap();
+    // SAFETY: as in `meet`.
+    let mut launch = unsafe {
+        gpu.launch(
+            &kernel,
+            Dims::new(1, 1),
+            bytes(&params),
+            LaunchOpts::default(),
+        )
+    }
+    .unwrap();
+    let ran = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ran);
+    gpu.defer(move || flag.store(true, Ordering::Release));
+    assert!(!ran.load(Ordering::Acquire), "a kernel is still running");
+    word(counter.device_addr()).store(1, Ordering::Release);
+    launch.wait(LONG).unwrap();
+    drop(launch);
+    let deadline = std::time::Instant::now() + LONG;
+    while !ran.load(Ordering::Acquire) {
+        assert!(std::time::Instant::now() < deadline, "never ran");
+        std::thread::yield_now();
+    }
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&flag);
+    gpu.defer(move || set.store(true, Ordering::Release));
+    assert!(flag.load(Ordering::Acquire), "at once when nothing runs");
+}
+
 /// Sets its flag when dropped.
 struct Flag(Arc<AtomicBool>);
 

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use doorbell_gpu::{Buffer, Gpu, MemKind};
 
 use crate::Error;
-use crate::compat::Defer as _;
 
 /// First chunk; later ones double up to [`LARGEST_CHUNK`], so that one queue pair stays cheap and thousands few calls.
 const FIRST_CHUNK: usize = 256 << 10;

@@ -73,7 +73,6 @@
 
 mod arena;
 pub mod bootstrap;
-mod compat;
 pub mod config;
 mod connect;
 pub mod cpu;

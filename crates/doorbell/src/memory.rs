@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use doorbell_gpu::{Buffer, Keep, MemKind, Registered};
 use doorbell_hca::shm::{RegionOptions, SharedRegion};
 
-use crate::compat::Bytes as _;
 use crate::dma::{Engine, Exportable};
 use crate::{Error, Result};
 

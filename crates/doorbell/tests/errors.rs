@@ -278,6 +278,30 @@ fn an_abandoned_kernel_keeps_what_it_may_touch() {
 }
 
 #[test]
+fn queue_memory_is_reused_only_when_no_kernel_runs() {
+    let b = bench();
+    let line = b.device.alloc(Place::Host, 64).unwrap();
+    let qp = b.qp();
+    let export = qp.export().unwrap();
+    let mut launch = b.launch("bare_echo", ONE, &waits(&b, &export, &line));
+    // Nothing that was exported may be handed out again while the kernel might hold a handle to it.
+    let used = export.qps_addr();
+    drop((export, qp));
+    let new: Vec<_> = (0..4).map(|_| b.qp()).collect();
+    let exports: Vec<_> = new.iter().map(|q| q.export().unwrap()).collect();
+    assert!(exports.iter().all(|e| e.qps_addr() != used), "{used:#x}");
+    launch.abort();
+    assert!(launch.wait(LONG).is_err());
+    drop((exports, new));
+    let again: Vec<_> = (0..9).map(|_| b.qp()).collect();
+    let exports: Vec<_> = again.iter().map(|q| q.export().unwrap()).collect();
+    assert!(
+        exports.iter().any(|e| e.qps_addr() == used),
+        "and it is reused in the end"
+    );
+}
+
+#[test]
 fn a_launch_that_is_dropped_ends_and_lets_the_device_go() {
     let b = bench();
     let line = b.device.alloc(Place::Host, 64).unwrap();

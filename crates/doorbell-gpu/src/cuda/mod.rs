@@ -198,6 +198,14 @@ impl CudaGpu {
         self.graveyard.bury(grave);
     }
 
+    /// See [`crate::Gpu::defer`].
+    pub(crate) fn defer(&self, f: impl FnOnce() + Send + 'static) {
+        if let Ok(current) = self.context.enter() {
+            self.reap(&current);
+        }
+        self.graveyard.defer(f);
+    }
+
     /// Lets go of abandoned launches that have ended.
     fn reap(&self, current: &Current<'_>) {
         for _ in 0..self.slots.reap(current) {
