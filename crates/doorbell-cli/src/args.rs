@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use doorbell::GpuSelect;
+
 use crate::lists::{self, List};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
@@ -47,12 +49,17 @@ pub(crate) struct InfoArgs {
 pub(crate) struct DeviceArgs {
     /// Where kernels run: auto, host (threads play the GPU), cuda or cuda:N
     /// [env: DOORBELL_GPU] [default: auto]
-    #[arg(long, value_name = "GPU")]
-    pub(crate) gpu: Option<String>,
+    #[arg(long, value_name = "GPU", value_parser = gpu)]
+    pub(crate) gpu: Option<GpuSelect>,
     /// HCA engine threads; 0: the waiting thread drives the engine itself
     /// [env: DOORBELL_HCA_CORES] [default: chosen from cores and GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) hca_cores: Option<u32>,
+}
+
+/// `--gpu`, in the host library's words.
+fn gpu(text: &str) -> Result<GpuSelect, String> {
+    text.parse().map_err(|e: doorbell::GpuError| e.to_string())
 }
 
 #[derive(Debug, Args)]
@@ -328,6 +335,10 @@ pub(crate) struct PerfArgs {
     #[arg(long, conflicts_with = "check", help_heading = "Checking")]
     pub(crate) no_check: bool,
 
+    /// Flip a byte at the target before it is compared: shows that the check can fail
+    #[arg(long, hide = true)]
+    pub(crate) sabotage: bool,
+
     /// Seed of payloads and order [default: drawn, and printed]
     #[arg(long, value_name = "N", help_heading = "Checking")]
     pub(crate) seed: Option<u64>,
@@ -351,8 +362,8 @@ pub(crate) struct PerfArgs {
 
     /// Where the second process of `--link shm` runs its kernels [default: host, or the next
     /// CUDA device if payloads are in GPU memory]
-    #[arg(long, value_name = "GPU", help_heading = "Set-up")]
-    pub(crate) peer_gpu: Option<String>,
+    #[arg(long, value_name = "GPU", value_parser = gpu, help_heading = "Set-up")]
+    pub(crate) peer_gpu: Option<GpuSelect>,
 
     /// CPUs to bind this process and the second one to, or none
     /// [default: none; two CPUs with --link shm --hca-cores 0]

@@ -97,7 +97,7 @@ struct SettingInfo {
 /// Prints it.
 pub(crate) fn run(args: &InfoArgs) -> Result<Ended> {
     let device = Device::builder()
-        .config(crate::config::resolve(&args.device)?)
+        .config(crate::config::of(&args.device))
         .open()?;
     let info = gather(&device);
     let mut out = io::stdout();

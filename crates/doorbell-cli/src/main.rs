@@ -35,6 +35,16 @@ pub(crate) enum Ended {
     CheckFailed,
 }
 
+/// Context of errors that are the caller's: options that do not go together.
+#[derive(Debug)]
+pub(crate) struct WrongArguments;
+
+impl std::fmt::Display for WrongArguments {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("wrong arguments")
+    }
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log();
@@ -53,7 +63,10 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("doorbell: {error:#}");
-            ExitCode::FAILURE
+            match error.is::<WrongArguments>() {
+                true => ExitCode::from(2),
+                false => ExitCode::FAILURE,
+            }
         }
     }
 }

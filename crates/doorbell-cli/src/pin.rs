@@ -1,10 +1,16 @@
 //! Binding this process to a CPU, for figures that compare cores with cores.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Binds this thread, and all that it starts from now on, to one CPU.
 pub(crate) fn to(cpu: usize) -> Result<()> {
+    if cpu >= CpuSet::MAX_CPU {
+        bail!(
+            "--pin {cpu}: there are at most {} CPUs; choose one that this process may use",
+            CpuSet::MAX_CPU
+        );
+    }
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| {

@@ -21,10 +21,13 @@ const SPAN: Duration = Duration::from_millis(200);
 /// Rounds of a bare round trip.
 const ROUNDS: u64 = 20_000;
 
+/// What a copy's speed depends on: size, places, and where the two sides lie.
+type Path = (u64, u64, Place, Place);
+
 /// What was measured already, by what it depends on.
 #[derive(Default)]
 pub(crate) struct Baselines {
-    copies: Vec<((u64, u64, Place, Place), Option<f64>)>,
+    copies: Vec<(Path, Option<f64>)>,
     round_trips: Vec<(String, Option<f64>)>,
 }
 

@@ -30,6 +30,8 @@ pub(crate) enum Order {
     Paint(Picture),
     /// Compare the windows: answered with a [`Verdict`].
     Verify(Picture),
+    /// Flip the first window's first byte.
+    Sabotage,
     /// Read from the windows: answered with the bytes.
     Read { offset: u64, len: u64 },
     /// Start counting CPU time.
@@ -85,6 +87,14 @@ impl<'a> Far<'a> {
         match self {
             Self::Here(side) => side.verify(picture),
             Self::There(_, partner) => partner.ask("compare its memory", &Order::Verify(*picture)),
+        }
+    }
+
+    /// Flips a byte, so that comparing must find it.
+    pub(crate) fn sabotage(&mut self) -> Result<()> {
+        match self {
+            Self::Here(side) => side.sabotage(),
+            Self::There(_, partner) => partner.ask("flip a byte", &Order::Sabotage),
         }
     }
 

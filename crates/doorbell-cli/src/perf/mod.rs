@@ -27,6 +27,7 @@ mod tally;
 use std::path::Path;
 
 use anyhow::Result;
+use doorbell::GpuSelect;
 use rand::RngCore;
 
 use self::baselines::Baselines;
@@ -35,11 +36,11 @@ use self::pipe::Partner;
 use self::plan::{Case, Defaults};
 use self::report::Reporter;
 use self::tally::Measured;
-use crate::args::{Handler, Link, PerfArgs, Place, Test};
+use crate::args::{Handler, Link, PerfArgs, Place, Sharing, Test};
 use crate::environment::Machine;
 use crate::progress::Progress;
 use crate::schema::Environment;
-use crate::{Ended, lists, units};
+use crate::{Ended, WrongArguments, lists, units};
 
 /// What the cases of a run share.
 struct Context {
@@ -56,7 +57,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     if let Some((own, _)) = pins {
         crate::pin::to(own)?;
     }
-    let config = crate::config::resolve(&args.device)?;
+    let config = crate::config::of(&args.device);
     let settings = config.resolve()?;
     let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
     let defaults = Defaults {
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
             doorbell::Handler::Producer => Handler::Producer,
         },
     };
-    let cases = plan::cases(args, &defaults, seed)?;
+    let cases = plan::cases(args, &defaults, seed).map_err(|e| e.context(WrongArguments))?;
     let Some(first) = cases.first() else {
         return Ok(Ended::Well);
     };
@@ -136,7 +137,7 @@ fn pins(args: &PerfArgs) -> Result<Option<(usize, Option<usize>)>> {
     if let Some(lists::Pins(asked)) = args.pin {
         return Ok(asked);
     }
-    let host = args.device.gpu.as_deref() == Some("host");
+    let host = args.device.gpu == Some(GpuSelect::Host);
     let allowed = crate::pin::allowed();
     let two = args.link == Link::Shm && args.device.hca_cores == Some(0) && host;
     Ok(match allowed.as_slice() {
@@ -148,15 +149,15 @@ fn pins(args: &PerfArgs) -> Result<Option<(usize, Option<usize>)>> {
 /// Starts the second process.
 fn partner(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> {
     let gpu = match (&args.peer_gpu, args.mem) {
-        (Some(gpu), _) => gpu.clone(),
+        (Some(gpu), _) => *gpu,
         (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
             let ordinal = bench.device.gpu_info().ordinal.unwrap_or(0);
-            format!("cuda:{}", ordinal + 1)
+            GpuSelect::Cuda(Some(ordinal + 1))
         }
-        (None, _) => "host".to_owned(),
+        (None, _) => GpuSelect::Host,
     };
     let mut words: Vec<std::ffi::OsString> = ["peer", "--gpu"].map(Into::into).into();
-    words.push(gpu.into());
+    words.push(gpu.to_string().into());
     words.push("--hca-cores".into());
     words.push(bench.cores().to_string().into());
     words.push("--timeout".into());
@@ -196,8 +197,12 @@ fn heading(case: &Case, bench: &Bench, machine: &Machine) -> Vec<String> {
     vec![
         format!("{}: {gpu}, {hca}, {link}", case.test.name()),
         format!(
-            "{} QPs of {} slots, handler {}, {} CQ{checked}",
-            case.sharing.name(),
+            "{}, {} slots each, handler {}, {} CQ{checked}",
+            match case.sharing {
+                Sharing::Exclusive => "a QP a thread",
+                Sharing::Block => "a QP a block",
+                Sharing::Gpu => "one QP for all threads",
+            },
             units::grouped(case.depth.into()),
             case.handler.name(),
             case.cq.name()

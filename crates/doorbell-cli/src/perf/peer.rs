@@ -50,7 +50,7 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     if let Some(cpu) = args.pin {
         crate::pin::to(cpu)?;
     }
-    let config = crate::config::resolve(&args.device)?;
+    let config = crate::config::of(&args.device);
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
     let mut state = State {
         bench: &bench,
@@ -113,6 +113,7 @@ impl State<'_> {
             } => ok(self.connect(session, depth, &endpoints)?),
             Order::Paint(picture) => ok(self.side()?.paint(&picture)?),
             Order::Verify(picture) => ok(self.side()?.verify(&picture)?),
+            Order::Sabotage => ok(self.side()?.sabotage()?),
             Order::Read { offset, len } => ok(self.side()?.read(offset, len)?),
             Order::ClockStart => {
                 self.clock = Some(CpuClock::start());

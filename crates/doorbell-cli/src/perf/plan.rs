@@ -50,6 +50,8 @@ pub(crate) struct Case {
     pub(crate) size: u64,
     pub(crate) limit: Limit,
     pub(crate) check: bool,
+    /// Flip a byte before comparing, so that the check must fail.
+    pub(crate) sabotage: bool,
     pub(crate) baseline: bool,
     pub(crate) timeout: Duration,
     pub(crate) seed: u64,
@@ -226,6 +228,7 @@ fn case(
         size,
         limit,
         check,
+        sabotage: args.sabotage,
         baseline: !args.no_baseline,
         timeout: args.timeout,
         seed,

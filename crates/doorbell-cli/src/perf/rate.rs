@@ -314,6 +314,9 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
             run: Duration::ZERO,
         };
         rig.round(share, tally, &mut |_| Ok(()))?;
+        if case.sabotage {
+            rig.far.sabotage()?;
+        }
         match case.test {
             Test::AtomicRate => atomic::verify(
                 &rig.near,

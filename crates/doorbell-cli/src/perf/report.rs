@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 
 use super::plan::Case;
 use super::tally::Measured;
-use crate::args::Test;
-use crate::schema::{Environment, Outcome, Report, SCHEMA};
+use crate::args::{Place, Test};
+use crate::schema::{Environment, Latency, Outcome, Report, SCHEMA};
 use crate::table::{Column, Table};
 use crate::units;
 
@@ -32,11 +32,7 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub(crate) fn new(test: Test, json_on_stdout: bool) -> Self {
         let latency = test.is_latency();
-        let mut columns = vec![
-            Column::left("poster", 8),
-            Column::right("grid", 7),
-            Column::right("QPs", 4),
-        ];
+        let mut columns = vec![Column::left("poster", 8)];
         if latency {
             columns.extend([
                 Column::right("size", 7),
@@ -44,14 +40,17 @@ impl Reporter {
                 Column::right("min", 7),
                 Column::right("p50", 7),
                 Column::right("p99", 7),
+                Column::right("base", 7),
             ]);
         } else {
             columns.extend([
+                Column::right("grid", 7),
+                Column::right("QPs", 4),
                 Column::right("batch", 5),
                 Column::right("size", 7),
                 Column::right("msg/s", 6),
-                Column::right("B/s", 7),
-                Column::right("base", 7),
+                Column::right("B/s", 6),
+                Column::right("base", 6),
             ]);
         }
         columns.extend([Column::right("CPUs", 4), Column::left("check", 5)]);
@@ -147,40 +146,58 @@ impl Reporter {
             (0, false) => format!("{count} {what}."),
             (errors, _) => format!("{count} {what}: {} ERRORS.", units::grouped(errors)),
         };
-        writeln!(self.out(), "\n{line}")
+        let mut out = self.out();
+        writeln!(out)?;
+        if let Some(legend) = self.legend() {
+            for part in crate::table::wrap(&legend, 80) {
+                writeln!(out, "{part}")?;
+            }
+        }
+        writeln!(out, "{line}")
+    }
+
+    /// What `base` stands for.
+    fn legend(&self) -> Option<String> {
+        let row = self.rows.iter().find(|r| r.outcome.baseline_ns.is_some())?;
+        let (case, cuda) = (&row.case, row.outcome.gpu != "host");
+        let on_gpu = case.mem == Place::Gpu || case.local_mem == Place::Gpu;
+        let what = match (self.latency, cuda) {
+            (true, true) => {
+                "a word's round trip from CPU to GPU and back through pinned memory (p50)"
+            }
+            (true, false) => "a word's round trip between two CPU threads through memory (p50)",
+            (false, true) if on_gpu => "the same copies by the GPU's copy engine alone",
+            (false, _) => "memcpy by one CPU thread over as many bytes",
+        };
+        Some(format!("base: {what}, measured in this run."))
     }
 
     fn cells(&self, row: &Row) -> Vec<String> {
         let (case, outcome) = (&row.case, &row.outcome);
-        let grid = format!("{}x{}", case.blocks, case.threads);
-        let mut cells = vec![case.who().to_owned(), grid, case.qps.to_string()];
+        let mut cells = vec![case.who().to_owned()];
+        let or_dash = |v: Option<String>| v.unwrap_or_else(|| "-".to_owned());
         if self.latency {
-            let time = |f: fn(&crate::schema::Latency) -> u64| {
-                outcome
-                    .latency_ns
-                    .as_ref()
-                    .map_or("-".to_owned(), |l| units::time(f(l) as f64))
-            };
+            let latency = outcome.latency_ns.as_ref();
+            let time = |f: fn(&Latency) -> u64| or_dash(latency.map(|l| units::time(f(l) as f64)));
             cells.extend([
                 units::size(outcome.size),
                 units::grouped(outcome.messages),
                 time(|l| l.min),
                 time(|l| l.p50),
                 time(|l| l.p99),
+                or_dash(outcome.baseline_ns.map(units::time)),
             ]);
         } else {
-            let rate = |v: Option<f64>| v.map_or("-".to_owned(), units::scaled);
+            let rate = |v: Option<f64>| or_dash(v.map(units::scaled));
+            let base = outcome.baseline_ns.filter(|ns| *ns > 0.0);
             cells.extend([
+                format!("{}x{}", case.blocks, case.threads),
+                case.qps.to_string(),
                 case.batch.to_string(),
                 units::size(outcome.size),
                 rate(outcome.messages_per_s),
                 rate(outcome.bytes_per_s),
-                outcome
-                    .baseline_ns
-                    .filter(|ns| *ns > 0.0)
-                    .map_or("-".to_owned(), |ns| {
-                        units::scaled(outcome.size as f64 * 1e9 / ns)
-                    }),
+                rate(base.map(|ns| outcome.size as f64 * 1e9 / ns)),
             ]);
         }
         cells.push(

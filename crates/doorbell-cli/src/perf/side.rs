@@ -80,6 +80,13 @@ impl Side {
         Ok(())
     }
 
+    /// Flips the first window's first byte.
+    pub(crate) fn sabotage(&self) -> Result<()> {
+        let at = self.layout.lead();
+        let byte = !self.read(at, 1)?[0];
+        Ok(self.mr.write(at as usize, &[byte])?)
+    }
+
     /// Bytes of the region.
     pub(crate) fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len as usize];

@@ -1,0 +1,116 @@
+//! Two processes: all tests over shared memory, and either process killed in the middle of a run.
+
+mod common;
+use common::{alive, children, finish, kill, start, succeed, texts, wait_until};
+
+#[test]
+fn every_test_with_a_second_process() {
+    for test in [
+        "put-bw",
+        "get-bw",
+        "atomic-rate",
+        "put-lat",
+        "get-lat",
+        "signal-lat",
+    ] {
+        let out = succeed(&[
+            "perf",
+            test,
+            "--link",
+            "shm",
+            "--check",
+            "--iters",
+            "3000",
+            "--no-baseline",
+        ]);
+        assert!(out.contains("every byte checked"), "{test}\n{out}");
+        assert!(out.contains("shm"), "{test}\n{out}");
+    }
+}
+
+#[test]
+fn caller_driven_engines_and_large_messages() {
+    let out = succeed(&[
+        "perf",
+        "put-bw",
+        "--link",
+        "shm",
+        "--hca-cores",
+        "0",
+        "--check",
+        "--iters",
+        "100",
+        "--size",
+        "8,64K,1M",
+        "--initiator",
+        "gpu,proxy,cpu",
+        "--no-baseline",
+    ]);
+    assert!(out.contains("none wrong"), "{out}");
+}
+
+#[test]
+fn a_killed_peer_is_an_error_within_the_time_out() {
+    for test in ["put-bw", "put-lat"] {
+        let args = [
+            "perf",
+            test,
+            "--link",
+            "shm",
+            "--secs",
+            "600",
+            "--timeout",
+            "5",
+        ];
+        let child = start(&args);
+        let pid = child.id();
+        wait_until("the peer process", || !children(pid).is_empty());
+        let peer = children(pid)[0];
+        // Wherever the run is by now: setting up, or in the middle of it.
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        kill(peer);
+        let output = finish(child, &args);
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{test}\n{out}\n{err}");
+        assert!(err.contains("the peer process"), "{test}: {err}");
+        assert!(err.contains("died"), "{test}: {err}");
+    }
+}
+
+#[test]
+fn a_peer_does_not_outlive_its_parent() {
+    let args = [
+        "perf",
+        "put-lat",
+        "--link",
+        "shm",
+        "--secs",
+        "600",
+        "--timeout",
+        "5",
+    ];
+    let mut child = start(&args);
+    let pid = child.id();
+    wait_until("the peer process", || !children(pid).is_empty());
+    let peer = children(pid)[0];
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    kill(pid);
+    child.wait().expect("reaping");
+    wait_until("the peer's end", || !alive(peer));
+}
+
+#[test]
+fn the_peer_subcommand_refuses_what_is_not_an_order() {
+    use std::io::Write;
+    let mut child = common::doorbell(&["peer", "--timeout", "1"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("starting");
+    let mut input = child.stdin.take().expect("its input");
+    input.write_all(b"hello\n").expect("writing");
+    drop(input);
+    let (_, err) = texts(&finish(child, &["peer"]));
+    assert!(err.contains("not an order"), "{err}");
+}

@@ -1,0 +1,120 @@
+//! What people type wrongly is refused with the option to change; exit statuses tell runs apart.
+
+mod common;
+use common::{doorbell, run, succeed, texts};
+
+#[test]
+fn wrong_arguments_are_refused_with_a_remedy() {
+    for (args, status, part) in [
+        ("perf", 2, "<TEST>"),
+        ("perf nonsense", 2, "put-bw"),
+        ("perf put-bw --size 4Q", 2, "1024-based"),
+        ("perf put-bw --size 64:8", 2, "backwards"),
+        ("perf put-bw --depth 1000", 2, "nearest is 1024"),
+        ("perf put-bw --secs 0", 2, "seconds above 0"),
+        ("perf put-bw --iters 5 --secs 1", 2, "cannot be used with"),
+        ("perf put-bw --blocks 0", 2, "outside 1 to"),
+        ("perf put-bw --pin x", 2, "CPU number"),
+        ("perf put-bw --blocks 4 --qps 2", 2, "need 4"),
+        ("perf put-bw --batch 64 --depth 32", 2, "raise --depth"),
+        ("perf put-lat --blocks 2", 2, "leave --blocks"),
+        ("perf post --link shm", 2, "leave --link"),
+        ("perf forward --initiator cpu", 2, "--initiator"),
+        ("perf atomic-rate --size 16", 2, "leave --size"),
+        ("perf put-bw --gpu tpu", 2, "cuda:N"),
+        ("perf put-bw --gpu cuda:99 --iters 1", 1, "CUDA"),
+        ("perf put-bw --pin 100000 --iters 1", 1, "--pin"),
+        (
+            "perf put-bw --iters 1 --module /nonexistent.cubin",
+            1,
+            "/nonexistent.cubin",
+        ),
+        (
+            "perf put-bw --iters 1 --json /nonexistent/x.json",
+            1,
+            "--json",
+        ),
+    ] {
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let output = run(&args);
+        let (out, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(status), "{args:?}\n{out}\n{err}");
+        assert!(err.contains(part), "{args:?}: `{part}` is not in\n{err}");
+    }
+}
+
+#[test]
+fn a_bad_variable_is_an_error_that_names_it() {
+    let output = doorbell(&["info"])
+        .env("DOORBELL_HCA_CORES", "many")
+        .output()
+        .expect("running doorbell");
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        err.contains("DOORBELL_HCA_CORES") && err.contains("many"),
+        "{err}"
+    );
+}
+
+#[test]
+fn help_shows_examples_and_exit_statuses() {
+    assert!(succeed(&["--help"]).contains("Exit status"));
+    let help = succeed(&["perf", "--help"]);
+    for part in [
+        "Examples:",
+        "put-bw",
+        "forward",
+        "--initiator",
+        "--sharing",
+        "--json",
+    ] {
+        assert!(help.contains(part), "{part} is missing");
+    }
+    for line in help.lines() {
+        assert!(line.chars().count() <= 80, "too wide: {line}");
+    }
+    assert!(succeed(&["--version"]).starts_with("doorbell "));
+}
+
+#[test]
+fn info_says_what_was_chosen_and_why() {
+    let text = succeed(&["info"]);
+    for part in [
+        "GPU",
+        "HCA",
+        "Links",
+        "Machine",
+        "Settings",
+        "memlock",
+        "(DOORBELL_GPU)",
+        "loopback",
+        "shm",
+    ] {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    let json: serde_json::Value =
+        serde_json::from_str(&succeed(&["info", "--json"])).expect("JSON");
+    assert_eq!(json["schema"], "doorbell-info/1");
+    assert_eq!(json["gpu"]["backend"], "host");
+    assert_eq!(json["hca"]["provider"], "soft");
+    assert_eq!(json["links"][1]["name"], "shm");
+    assert_eq!(json["links"][1]["usable"], true, "{}", json["links"][1]);
+    let settings = json["settings"].as_array().expect("settings");
+    let gpu = settings.iter().find(|s| s["name"] == "gpu").expect("gpu");
+    assert_eq!(
+        (&gpu["value"], &gpu["source"]),
+        (&"host".into(), &"environment".into())
+    );
+    let json = succeed(&["info", "--json", "--hca-cores", "0"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["hca"]["cores"], 0);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_drama() {
+    let mut child = common::start(&["info"]);
+    drop(child.stdout.take());
+    let (_, err) = texts(&common::finish(child, &["info"]));
+    assert_eq!(err, "");
+}
