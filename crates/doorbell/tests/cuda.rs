@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use common::scenes::{self, hammer, many, ping_pong};
@@ -16,12 +17,17 @@ use doorbell::{
 
 const LEN: usize = 1 << 20;
 
+/// One for all tests: assembling the kernels takes the driver longer than the tests.
 fn device() -> Device {
-    Device::builder()
-        .gpu(GpuSelect::Cuda(None))
-        .hca_cores(1)
-        .open()
-        .expect("a device on a CUDA GPU")
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let open = || {
+        Device::builder()
+            .gpu(GpuSelect::Cuda(None))
+            .hca_cores(1)
+            .open()
+            .expect("a device on a CUDA GPU")
+    };
+    DEVICE.get_or_init(open).clone()
 }
 
 #[test]
