@@ -4,202 +4,34 @@
 #![cfg(not(miri))]
 
 mod common;
+mod process;
 
-use std::env;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MockQp, Options, PATIENCE, Rig};
+use common::{MockQp, Options, PATIENCE};
 use doorbell_device::layout::ErrorKind;
-use doorbell_hca::shm::{
-    Gone, Peer, SharedRegion, Shm, ShmAddress, ShmConfig, ShmError, ShmLink, SlotQp,
-};
-use doorbell_hca::{
-    Access, Addressing, Destination, Event, Hca, HcaConfig, HcaError, Memory, Mr, MrConfig,
-    QpState, Shared,
-};
-use doorbell_wire::{Key, Local, Remote, Syndrome, Vendor, Wqe};
+use doorbell_hca::shm::{Gone, Peer, ShmConfig, ShmError};
+use doorbell_hca::{Event, HcaError, QpState};
+use doorbell_wire::{Remote, Syndrome, Vendor, Wqe};
+use process::{Other, SharedMr, Side, at, role};
 
-const ROLE: &str = "DOORBELL_TEST_ROLE";
 const WORDS: usize = 1 << 13;
 
 /// The peer's side, when this binary was started as one.
 #[test]
 #[ignore = "the other process of this file's tests, which start it"]
 fn peer_process() {
-    let role = env::var(ROLE).expect("started by a test");
-    let (name, address) = role.split_once(' ').expect("role and address");
+    let (name, address) = role();
     let side = Side::new(ShmConfig::default());
-    let peer = side
-        .shm
-        .connect(&address.parse().unwrap(), PATIENCE)
-        .expect("connect");
-    match name {
+    let peer = side.shm.connect(&address, PATIENCE).expect("connect");
+    match name.as_str() {
         "mirror" => mirror(&side, &peer),
         "target" => target(&side, &peer, || ()),
         "free" => free(&side, &peer),
         "fork" => target(&side, &peer, fork_a_holder),
         "receive" => receive(&side, &peer),
         other => panic!("role {other}"),
-    }
-}
-
-/// Ends the other process whatever happens to the test.
-struct Other(Child);
-
-impl Other {
-    fn start(role: &str, address: &ShmAddress) -> Self {
-        let child = Command::new(env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "peer_process",
-                "--ignored",
-                "--nocapture",
-                "--test-threads=1",
-            ])
-            .env(ROLE, format!("{role} {address}"))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Self(child)
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: our own child, not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
-    }
-
-    fn ended_well(mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        while Instant::now() < deadline {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                assert!(status.success(), "{status:?}");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        panic!("the other process does not end");
-    }
-
-    fn ended_by(mut self, signal: i32) {
-        assert_eq!(self.0.wait().unwrap().signal(), Some(signal));
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// One process: its HCA (driven by whoever waits) and its link.
-struct Side {
-    rig: Rig,
-    shm: Arc<Shm>,
-}
-
-impl Side {
-    fn new(config: ShmConfig) -> Self {
-        let rig = Rig::with(HcaConfig {
-            rnr_limit: Duration::from_secs(10),
-            ..HcaConfig::caller_driven()
-        });
-        let shm = Shm::attach(&rig.hca, config, None).expect("attach");
-        Self { rig, shm }
-    }
-
-    fn address(&self, name: &str) -> ShmAddress {
-        ShmAddress::Abstract(format!("doorbell-process-{}-{name}", std::process::id()).into_bytes())
-    }
-
-    fn region(&self, words: usize) -> SharedMr {
-        SharedMr::new(&self.rig.hca, self.rig.pd, words)
-    }
-
-    /// Exchanges keys and QP numbers, and connects.
-    fn connect(&self, peer: &Peer, qp: &MockQp, key: Key) -> (Remote, Arc<ShmLink>) {
-        let qpn = qp.hca_qp().qpn().get();
-        peer.send(&[qpn.to_le_bytes(), key.0.to_le_bytes()].concat(), PATIENCE)
-            .expect("send");
-        let theirs = peer.recv(PATIENCE).expect("recv");
-        let word = |i: usize| u32::from_le_bytes(theirs[i * 4..i * 4 + 4].try_into().unwrap());
-        let link = ShmLink::open(
-            peer,
-            SlotQp {
-                qpn,
-                pd: self.rig.pd,
-                peer_qpn: word(0),
-            },
-        )
-        .expect("link");
-        qp.hca_qp()
-            .connect(Destination::Peer(link.clone()), PATIENCE)
-            .expect("connect");
-        (
-            Remote {
-                addr: 0,
-                key: Key(word(1)),
-            },
-            link,
-        )
-    }
-}
-
-/// A registered region of words in a sealed memfd.
-struct SharedMr {
-    mr: Option<Mr>,
-    memory: Arc<SharedRegion>,
-    key: Key,
-}
-
-impl SharedMr {
-    fn new(hca: &Hca, pd: u32, words: usize) -> Self {
-        let memory = Arc::new(SharedRegion::new(words * 8).unwrap());
-        let config = MrConfig {
-            memory: Memory::Shared {
-                ptr: Shared::new(memory.ptr()),
-                len: words * 8,
-                memfd: memory.memfd().clone(),
-                offset: 0,
-                keep: memory.clone(),
-            },
-            access: Access::ALL,
-            addressing: Addressing::Zero,
-            pd,
-        };
-        // SAFETY: `keep` owns the mapping, which is used through atomics only.
-        let mr = unsafe { hca.register(config) }.expect("register");
-        let key = mr.key();
-        Self {
-            mr: Some(mr),
-            memory,
-            key,
-        }
-    }
-
-    fn word(&self, index: usize) -> &AtomicU64 {
-        assert!((index + 1) * 8 <= self.memory.len());
-        // SAFETY: inside the mapping, which lives as long as `self`; words are only used as atomics.
-        unsafe { AtomicU64::from_ptr(self.memory.ptr().as_ptr().cast::<u64>().add(index)) }
-    }
-
-    fn local(&self, word: usize, words: usize) -> Local {
-        Local {
-            addr: word as u64 * 8,
-            key: self.key,
-            len: words as u32 * 8,
-        }
-    }
-}
-
-fn at(remote: Remote, word: usize) -> Remote {
-    Remote {
-        addr: remote.addr + word as u64 * 8,
-        ..remote
     }
 }
 
@@ -370,12 +202,10 @@ impl Attack {
     fn peer_down_event(&self) -> String {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
-            match self.side.rig.hca.wait_event(Duration::from_millis(100)) {
-                Some(Event::PeerDown { peer, reason }) => {
-                    assert_eq!(peer, u64::from(self.peer.id().0));
-                    return reason;
-                }
-                Some(_) | None => {}
+            let event = self.side.rig.hca.wait_event(Duration::from_millis(100));
+            if let Some(Event::PeerDown { peer, reason }) = event {
+                assert_eq!(peer, u64::from(self.peer.id().0));
+                return reason;
             }
         }
         panic!("no event about the peer");

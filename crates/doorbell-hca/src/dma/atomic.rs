@@ -1,11 +1,8 @@
 //! Atomics on device memory: read the word into a buffer, change it, write it back, hand out the old value.
 //!
-//! The owner of the memory serialises them, among all its cores, by a lock that is only ever tried.
+//! The owner of the memory serialises them, among all its cores and its peers, by locks that are only ever tried (`words.rs`).
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 use doorbell_wire::Width;
 
@@ -17,17 +14,9 @@ use super::{
     route::{CpuDst, mapped},
     staging::Slot,
     state::{State, Task},
+    words::WordLock,
 };
 use crate::mem::Place;
-
-/// Atomics on device memory are a read, a change and a write: one at a time for each group of words, among all cores of
-/// this process, which owns the memory.
-pub(super) static WORDS: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
-
-pub(super) fn lock_of(addr: u64) -> usize {
-    // Words of 8 bytes; neighbours go to different locks.
-    (addr >> 3) as usize % WORDS.len()
-}
 
 pub(super) struct Atomic {
     pub(super) addr: u64,
@@ -36,17 +25,9 @@ pub(super) struct Atomic {
     pub(super) new: Option<Box<dyn FnOnce(u64) -> u64 + Send>>,
     pub(super) sink: Place,
     pub(super) old: u64,
-    pub(super) lock: Option<usize>,
+    pub(super) lock: Option<WordLock>,
     /// The old value has been read, and written back changed.
     pub(super) written: bool,
-}
-
-impl Drop for Atomic {
-    fn drop(&mut self) {
-        if let Some(lock) = self.lock.take() {
-            WORDS[lock].store(false, Ordering::Release);
-        }
-    }
 }
 
 impl DmaCore {
@@ -183,9 +164,8 @@ impl DmaCore {
             return Ok(());
         }
         *issued = true;
-        if let Some(lock) = atomic.lock.take() {
-            WORDS[lock].store(false, Ordering::Release);
-        }
+        // The word is done; the sink is this QP's own.
+        drop(atomic.lock.take());
         let bytes = u64::from(atomic.width.bytes());
         match &atomic.sink {
             Place::Host(at) => {

@@ -1,18 +1,15 @@
 //! When a job may begin, and how its pieces become copies in batches.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use super::{
     DmaOp,
-    atomic::{WORDS, lock_of},
     channel::{Channel, JobId, Op, Role},
     job::{DmaFailure, Pieces, Range},
     pipeline::{DmaCore, WriteOrder},
     route::{CpuDst, CpuSrc, Route, route},
     state::{Plan, State, Task},
+    words::Words,
 };
 
 impl DmaCore {
@@ -65,8 +62,12 @@ impl DmaCore {
             return Err(failure);
         }
         if let Task::Atomic(atomic) = &mut state.task {
-            let lock = lock_of(atomic.addr);
-            if WORDS[lock].swap(true, Ordering::Acquire) {
+            let foreign = atomic.dma.words();
+            let Some(lock) = foreign
+                .as_ref()
+                .unwrap_or(Words::own())
+                .try_lock(atomic.addr)
+            else {
                 let (addr, waited) = (atomic.addr, now.saturating_duration_since(state.since));
                 let late = waited >= self.config.stall;
                 return if late {
@@ -74,7 +75,7 @@ impl DmaCore {
                 } else {
                     Ok(false)
                 };
-            }
+            };
             atomic.lock = Some(lock);
         }
         let relaxed = self.config.order == WriteOrder::Relaxed && !signal && !pipe.signal;

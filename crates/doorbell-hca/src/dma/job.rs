@@ -162,7 +162,7 @@ pub enum DmaFailure {
         /// The time it had.
         waited: std::time::Duration,
     },
-    /// Another core held the word's lock all the time.
+    /// Another core or process held the word's lock all the time.
     #[error(
         "an atomic on device memory at {addr:#x} waited {waited:?} for another one on the same words"
     )]

@@ -16,9 +16,11 @@ mod staging;
 mod state;
 #[cfg(test)]
 mod tests;
+pub(crate) mod words;
 
 pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Work};
 pub use pipeline::{DmaConfig, DmaCore, DmaCounters, WriteOrder};
+pub use words::Words;
 
 use std::{any::Any, fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
 
@@ -90,6 +92,16 @@ pub trait Dma: Send + Sync {
     /// Where the CPU can load and store device memory (a BAR mapped as GDRCopy does), if anywhere. Stores to it are
     /// posted, so every write is read back before it counts as done. The answer for the same memory is always the same.
     fn cpu_map(&self, _addr: u64, _len: u64) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// Engines with the same identity are one: they share batches and staging. Nobody but wrappers needs to change it.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).cast::<()>().addr()
+    }
+
+    /// The locks for atomics on this memory, if another process owns it.
+    fn words(&self) -> Option<Arc<Words>> {
         None
     }
 

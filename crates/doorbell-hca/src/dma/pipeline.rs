@@ -203,11 +203,12 @@ impl DmaCore {
     }
 
     pub(super) fn channel(&mut self, dma: &Arc<dyn Dma>) -> usize {
-        // A handful of engines at most. Thin pointers: one object may have several vtables.
+        // A handful of engines at most.
+        let identity = dma.identity();
         let known = self
             .channels
             .iter()
-            .position(|c| std::ptr::addr_eq(Arc::as_ptr(&c.dma), Arc::as_ptr(dma)));
+            .position(|c| c.dma.identity() == identity);
         known.unwrap_or_else(|| {
             self.channels
                 .push(Channel::new(self.channels.len(), Arc::clone(dma)));

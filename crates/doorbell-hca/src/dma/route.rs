@@ -99,7 +99,7 @@ impl CpuDst {
 
 /// Are the two engines' devices one and the same?
 pub(super) fn same_device(a: &Arc<dyn Dma>, b: &Arc<dyn Dma>) -> bool {
-    Arc::ptr_eq(a, b) || (a.device().is_some() && a.device() == b.device())
+    a.identity() == b.identity() || (a.device().is_some() && a.device() == b.device())
 }
 
 /// A CPU mapping of device memory, for small copies.

@@ -85,7 +85,6 @@ pub(crate) struct Shared {
     pub(crate) exports: Mutex<Exports>,
     commands: Mutex<VecDeque<Command>>,
     wake: OwnedFd,
-    next_peer: AtomicU32,
     next_listener: AtomicU32,
     down: AtomicBool,
 }
@@ -132,7 +131,9 @@ impl Shared {
             .credentials()
             .map_err(|e| ShmError::os("getsockopt(SO_PEERCRED)", "session socket", e))?;
         let mailbox = Arc::new(Mailbox::new(self.config.slot_bits)?);
-        let id = PeerId(self.next_peer.fetch_add(1, Ordering::Relaxed));
+        // One count for all links of the process: the number is also the peer's in the process' locks.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let id = PeerId(NEXT.fetch_add(1, Ordering::Relaxed));
         Ok(Arc::new(PeerCore::new(id, credentials, mailbox)))
     }
 }
@@ -167,7 +168,6 @@ impl Shm {
             exports: Mutex::default(),
             commands: Mutex::default(),
             wake,
-            next_peer: AtomicU32::new(1),
             next_listener: AtomicU32::new(1),
             down: AtomicBool::new(false),
         });

@@ -121,6 +121,7 @@ fn offer(id: u32, identity: Identity, region: &Region) -> Result<Option<Offer>, 
                 let kind = RegionKind::Device {
                     handle: handle.bytes,
                     fd: handle.fd.is_some(),
+                    addr: *addr,
                 };
                 Ok(Some(Offer {
                     id,
@@ -146,6 +147,9 @@ fn offer(id: u32, identity: Identity, region: &Region) -> Result<Option<Offer>, 
 
 impl Exporter for Shm {
     fn registering(&self, region: &Region) -> Result<u32, String> {
+        if self.shared.is_down() {
+            return Err("the control thread of the shared memory link has ended".into());
+        }
         let Some(identity) = identity(region)? else {
             return Ok(0);
         };

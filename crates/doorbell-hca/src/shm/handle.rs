@@ -20,7 +20,7 @@ use super::{
     socket::{Credentials, ShmAddress},
 };
 
-/// Names a session within its HCA; never used twice.
+/// Names a session within its process; never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerId(pub u32);
 
@@ -38,6 +38,14 @@ pub(crate) struct PeerState {
     pub(crate) finished: bool,
     pub(crate) inbox: VecDeque<Vec<u8>>,
     pub(crate) credits: u32,
+}
+
+impl PeerState {
+    /// It is over before it was up.
+    pub(crate) fn end(&mut self, gone: Gone) {
+        self.gone = Some(gone);
+        self.finished = true;
+    }
 }
 
 /// One session, as the control thread, the handles and the engines share it.

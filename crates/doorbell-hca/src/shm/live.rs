@@ -12,7 +12,7 @@ use super::{
     error::{Gone, Refusal, RefusalCode},
     handle::{PeerCore, PeerId},
     peer::{PeerRegion, PeerView},
-    proto::RegionKind,
+    proto::{Hello, RegionKind},
     region::Mapping,
     session::{APP_WINDOW, Answered, Session, World},
     socket::{Received, Socket},
@@ -132,18 +132,18 @@ pub(super) struct Effects<'a> {
 impl World for Effects<'_> {
     fn hello(
         &mut self,
-        pid: u32,
-        table: (OwnedFd, u64),
-        mailbox: (OwnedFd, u64),
+        hello: &Hello,
+        [table, mailbox, words]: [OwnedFd; 3],
     ) -> Result<u32, Refusal> {
-        if u32::try_from(self.core.credentials.pid) != Ok(pid) {
+        if u32::try_from(self.core.credentials.pid) != Ok(hello.pid) {
             // The socket was made by another process (a launcher), or the peer lives in another PID namespace: its end
             // cannot be learnt from that descriptor, only from the socket.
             *self.pidfd = None;
         }
-        let table = Mapping::of_peer(table.0.as_fd(), table.1, false)?;
-        let mailbox = Mapping::of_peer(mailbox.0.as_fd(), mailbox.1, true)?;
-        let view = Arc::new(PeerView::new(table, mailbox)?);
+        let table = Mapping::of_peer(table.as_fd(), hello.table_len, false)?;
+        let mailbox = Mapping::of_peer(mailbox.as_fd(), hello.mailbox_len, true)?;
+        let words = Mapping::of_peer(words.as_fd(), hello.words_len, true)?;
+        let view = Arc::new(PeerView::new(table, mailbox, words, hello.holder)?);
         let regions = view.max_regions();
         let _ = self.core.view.set(view);
         Ok(regions)
@@ -186,13 +186,10 @@ impl World for Effects<'_> {
                     "a host region without a memfd",
                 ));
             }
-            (RegionKind::Device { handle, .. }, fd) => {
-                let device = self
-                    .shared
-                    .hooks
-                    .import(handle, fd, len)
-                    .map_err(|why| Refusal::new(RefusalCode::Map, why))?;
-                PeerRegion::Device(device)
+            (RegionKind::Device { handle, addr, .. }, fd) => {
+                let import = self.shared.hooks.import(handle, fd, len);
+                let device = import.map_err(|why| Refusal::new(RefusalCode::Map, why))?;
+                PeerRegion::Device(view.guard(device, *addr)?)
             }
         };
         view.insert(id, region);

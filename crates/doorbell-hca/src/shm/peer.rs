@@ -5,6 +5,7 @@
 
 use std::{
     any::Any,
+    ptr::NonNull,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
@@ -17,7 +18,10 @@ use super::{
     region::Mapping,
 };
 use crate::{
-    dma::Dma,
+    dma::{
+        Dma, DmaOp, Staging, Words,
+        words::{ALIKE, BYTES},
+    },
     fault::Fault,
     mem::{
         Access, End, Place, Span,
@@ -90,18 +94,81 @@ pub struct PeerView {
     regions: RegionMap,
     generation: AtomicU64,
     down: AtomicBool,
+    words: Arc<Words>,
+}
+
+/// The copy engine of an imported region: the engine that reaches it, and the owner's locks.
+struct PeerDma {
+    engine: Arc<dyn Dma>,
+    words: Arc<Words>,
+}
+
+impl Dma for PeerDma {
+    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
+        self.engine.submit(ops)
+    }
+    fn poll(&self, ticket: u64) -> Result<bool, String> {
+        self.engine.poll(ticket)
+    }
+    fn ordered(&self) -> bool {
+        self.engine.ordered()
+    }
+    fn max_batch(&self) -> usize {
+        self.engine.max_batch()
+    }
+    fn max_in_flight(&self) -> usize {
+        self.engine.max_in_flight()
+    }
+    fn device(&self) -> Option<u64> {
+        self.engine.device()
+    }
+    fn reaches_device(&self, other: &dyn Dma) -> bool {
+        self.engine.reaches_device(other)
+    }
+    fn reaches_host(&self, addr: u64, len: u64) -> bool {
+        self.engine.reaches_host(addr, len)
+    }
+    fn staging(&self, len: usize) -> Result<Staging, String> {
+        self.engine.staging(len)
+    }
+    fn cpu_map(&self, addr: u64, len: u64) -> Option<NonNull<u8>> {
+        self.engine.cpu_map(addr, len)
+    }
+    fn identity(&self) -> usize {
+        self.engine.identity()
+    }
+    fn words(&self) -> Option<Arc<Words>> {
+        Some(Arc::clone(&self.words))
+    }
 }
 
 impl PeerView {
     /// Most regions a peer may share; its table may be larger.
     const MAX_REGIONS: u32 = 1 << 16;
 
-    pub(crate) fn new(table_map: Mapping, mailbox_map: Mapping) -> Result<Self, Refusal> {
+    pub(crate) fn new(
+        table_map: Mapping,
+        mailbox_map: Mapping,
+        words_map: Mapping,
+        holder: u32,
+    ) -> Result<Self, Refusal> {
         // SAFETY: a mapping is page aligned, readable for its whole length, sealed in size, and lives in the same value
         // as the view.
         let table = unsafe { TableView::open(table_map.ptr(), table_map.len()) }
             .map_err(|e| Refusal::new(RefusalCode::Layout, e.to_string()))?;
         let mailbox = Arc::new(MailboxView::new(mailbox_map)?);
+        let (ptr, len) = (words_map.ptr(), words_map.len());
+        let locks = Staging {
+            ptr,
+            len,
+            keep: Arc::new(words_map),
+        };
+        let words = Words::new(locks, holder).ok_or_else(|| {
+            Refusal::new(
+                RefusalCode::Layout,
+                format!("locks of {len} bytes, at least {BYTES} are needed"),
+            )
+        })?;
         let regions = RegionMap::new(table.slots().saturating_add(1).min(Self::MAX_REGIONS));
         Ok(Self {
             table,
@@ -110,6 +177,7 @@ impl PeerView {
             regions,
             generation: AtomicU64::new(0),
             down: AtomicBool::new(false),
+            words: Arc::new(words),
         })
     }
 
@@ -120,6 +188,22 @@ impl PeerView {
 
     pub(crate) fn mailbox(&self) -> &Arc<MailboxView> {
         &self.mailbox
+    }
+
+    /// Puts the owner's locks before an imported region, which the owner has at `addr`.
+    pub(crate) fn guard(&self, device: DeviceRegion, addr: u64) -> Result<DeviceRegion, Refusal> {
+        if (device.addr ^ addr) & ALIKE != 0 {
+            let text = format!(
+                "device memory at {addr:#x} was imported to {:#x}: its words would have other locks",
+                device.addr
+            );
+            return Err(Refusal::new(RefusalCode::Map, text));
+        }
+        let dma = Arc::new(PeerDma {
+            engine: device.dma,
+            words: Arc::clone(&self.words),
+        });
+        Ok(DeviceRegion { dma, ..device })
     }
 
     pub(crate) fn insert(&self, id: u32, region: PeerRegion) {
@@ -245,7 +329,12 @@ pub(crate) mod tests {
         )
         .unwrap();
         let table = Mapping::of_peer(table.fd(), table.bytes() as u64, false).unwrap();
-        PeerView::new(table, mailbox).unwrap()
+        PeerView::new(table, mailbox, locks(), 1).unwrap()
+    }
+
+    fn locks() -> Mapping {
+        let locks = SharedRegion::new(BYTES).unwrap();
+        Mapping::of_peer(locks.memfd().as_fd(), locks.len() as u64, true).unwrap()
     }
 
     fn entry(region: u32, len: u64, offset: u64, kind: MemoryKind) -> NewEntry {
@@ -402,7 +491,7 @@ pub(crate) mod tests {
         let mailbox = Mailbox::new(0).unwrap();
         let map =
             |r: &SharedRegion, w| Mapping::of_peer(r.memfd().as_fd(), r.len() as u64, w).unwrap();
-        let refusal = PeerView::new(map(&fake, false), map(mailbox.region(), true))
+        let refusal = PeerView::new(map(&fake, false), map(mailbox.region(), true), locks(), 1)
             .map(|_| ())
             .unwrap_err();
         assert_eq!(refusal.code, RefusalCode::Layout);

@@ -25,10 +25,27 @@ pub const MAX_APP: usize = 4000;
 pub const MAX_HANDLE: usize = 256;
 
 /// Most descriptors with one message.
-pub(crate) const MAX_FDS: usize = 2;
+pub(crate) const MAX_FDS: usize = 3;
 
 /// "No region" in [`Message::Revoke`].
 pub(crate) const NO_REGION: u32 = u32::MAX;
+
+/// What a side says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Names the sender's link.
+    pub(crate) nonce: u64,
+    /// The sender's process as it sees itself: differs from `SO_PEERCRED` across PID namespaces and forks.
+    pub(crate) pid: u32,
+    /// The number by which the receiver is to hold the sender's locks.
+    pub(crate) holder: u32,
+    /// Bytes of the key table's memfd.
+    pub(crate) table_len: u64,
+    /// Bytes of the mailbox's memfd.
+    pub(crate) mailbox_len: u64,
+    /// Bytes of the locks' memfd.
+    pub(crate) words_len: u64,
+}
 
 /// What a region lies in.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,23 +61,16 @@ pub(crate) enum RegionKind {
         handle: Vec<u8>,
         /// Does a descriptor come with it?
         fd: bool,
+        /// Its address in the owner's process: the low bits choose the locks of its words.
+        addr: u64,
     },
 }
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// First message of both sides. Descriptors: key table, mailbox.
-    Hello {
-        /// Names the sender's HCA.
-        nonce: u64,
-        /// The sender's process as it sees itself: differs from `SO_PEERCRED` across PID namespaces and forks.
-        pid: u32,
-        /// Bytes of the key table's memfd.
-        table_len: u64,
-        /// Bytes of the mailbox's memfd.
-        mailbox_len: u64,
-    },
+    /// First message of both sides. Descriptors: key table, mailbox, locks of words in device memory.
+    Hello(Hello),
     /// Last message of a side that turns the other away.
     Refuse(Refusal),
     /// A region that keys of the sender will name. Descriptors: see [`RegionKind`].
@@ -114,7 +124,7 @@ pub(crate) enum Message {
 impl Message {
     fn kind(&self) -> u16 {
         match self {
-            Self::Hello { .. } => 1,
+            Self::Hello(_) => 1,
             Self::Refuse(_) => 2,
             Self::RegionAdd { .. } => 3,
             Self::RegionAck { .. } => 4,
@@ -131,7 +141,7 @@ impl Message {
     /// How many descriptors must come with this message.
     pub(crate) fn fds(&self) -> usize {
         match self {
-            Self::Hello { .. } => 2,
+            Self::Hello(_) => 3,
             Self::RegionAdd {
                 kind: RegionKind::Host { .. },
                 ..
@@ -152,13 +162,12 @@ impl Message {
         out.extend_from_slice(&self.kind().to_le_bytes());
         out.extend_from_slice(&[0; 4]);
         match self {
-            Self::Hello {
-                nonce,
-                pid,
-                table_len,
-                mailbox_len,
-            } => {
-                for v in [*nonce, u64::from(*pid), *table_len, *mailbox_len] {
+            Self::Hello(h) => {
+                out.extend_from_slice(&h.nonce.to_le_bytes());
+                for v in [h.pid, h.holder] {
+                    out.extend_from_slice(&v.to_le_bytes());
+                }
+                for v in [h.table_len, h.mailbox_len, h.words_len] {
                     out.extend_from_slice(&v.to_le_bytes());
                 }
             }
@@ -171,9 +180,10 @@ impl Message {
                     RegionKind::Host { writable } => {
                         out.extend_from_slice(&[0, u8::from(*writable)])
                     }
-                    RegionKind::Device { handle, fd } => {
+                    RegionKind::Device { handle, fd, addr } => {
                         let handle = &handle[..handle.len().min(MAX_HANDLE)];
                         out.extend_from_slice(&[1, u8::from(*fd)]);
+                        out.extend_from_slice(&addr.to_le_bytes());
                         out.extend_from_slice(&(handle.len() as u16).to_le_bytes());
                         out.extend_from_slice(handle);
                     }
@@ -220,12 +230,14 @@ impl Message {
             )));
         }
         let message = match kind {
-            1 => Self::Hello {
+            1 => Self::Hello(Hello {
                 nonce: r.u64()?,
-                pid: r.pid()?,
+                pid: r.u32()?,
+                holder: r.u32()?,
                 table_len: r.u64()?,
                 mailbox_len: r.u64()?,
-            },
+                words_len: r.u64()?,
+            }),
             2 => Self::Refuse(
                 r.refusal()?
                     .ok_or_else(|| garbage("a refusal without a code"))?,
@@ -237,7 +249,7 @@ impl Message {
                         writable: r.flag()?,
                     },
                     1 => {
-                        let fd = r.flag()?;
+                        let (fd, addr) = (r.flag()?, r.u64()?);
                         let bytes = usize::from(r.u16()?);
                         if bytes > MAX_HANDLE {
                             return Err(garbage(format!(
@@ -247,6 +259,7 @@ impl Message {
                         RegionKind::Device {
                             handle: r.take(bytes)?.to_vec(),
                             fd,
+                            addr,
                         }
                     }
                     other => return Err(garbage(format!("region kind {other} is not known"))),
@@ -348,11 +361,6 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn pid(&mut self) -> Result<u32, Refusal> {
-        let pid = self.u64()?;
-        u32::try_from(pid).map_err(|_| garbage(format!("process number {pid}")))
-    }
-
     fn refusal(&mut self) -> Result<Option<Refusal>, Refusal> {
         let code = self.u32()?;
         let len = usize::from(self.u16()?);
@@ -378,7 +386,7 @@ impl<'a> Reader<'a> {
 
 const _: () = assert!(
     HEADER + MAX_APP <= MAX_MESSAGE
-        && HEADER + 4 + 4 + 8 + 4 + MAX_HANDLE <= MAX_MESSAGE
+        && HEADER + 4 + 4 + 8 + 12 + MAX_HANDLE <= MAX_MESSAGE
         && HEADER + 4 + 6 + Refusal::MAX_TEXT <= MAX_MESSAGE
 );
 
@@ -386,15 +394,19 @@ const _: () = assert!(
 mod tests {
     use super::*;
 
+    const HELLO: Hello = Hello {
+        nonce: 1,
+        pid: 2,
+        holder: 3,
+        table_len: 4,
+        mailbox_len: 5,
+        words_len: 6,
+    };
+
     fn samples() -> Vec<Message> {
         let refusal = Refusal::new(RefusalCode::Size, "memfd has 1 byte, wanted 2");
         vec![
-            Message::Hello {
-                nonce: 0x0102_0304_0506_0708,
-                pid: 77,
-                table_len: 4096,
-                mailbox_len: 1 << 40,
-            },
+            Message::Hello(HELLO),
             Message::Refuse(refusal.clone()),
             Message::RegionAdd {
                 id: 7,
@@ -409,6 +421,7 @@ mod tests {
                 kind: RegionKind::Device {
                     handle: vec![1; MAX_HANDLE],
                     fd: true,
+                    addr: 9,
                 },
             },
             Message::RegionAck {
@@ -443,17 +456,13 @@ mod tests {
 
     #[test]
     fn the_bytes_of_hello_are_fixed() {
-        let hello = Message::Hello {
-            nonce: 1,
-            pid: 4,
-            table_len: 2,
-            mailbox_len: 3,
-        };
-        let mut wanted = b"DOORBELL\x01\x00\x01\x00\x30\x00\x00\x00".to_vec();
-        for v in [1u64, 4, 2, 3] {
+        let mut wanted = b"DOORBELL\x01\x00\x01\x00\x38\x00\x00\x00".to_vec();
+        wanted.extend_from_slice(&1u64.to_le_bytes());
+        wanted.extend_from_slice(b"\x02\x00\x00\x00\x03\x00\x00\x00");
+        for v in [4u64, 5, 6] {
             wanted.extend_from_slice(&v.to_le_bytes());
         }
-        assert_eq!(hello.encode(), wanted);
+        assert_eq!(Message::Hello(HELLO).encode(), wanted);
     }
 
     #[test]

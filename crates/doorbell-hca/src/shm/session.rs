@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     error::{Gone, Refusal, RefusalCode},
-    proto::{Message, NO_REGION, RegionKind},
+    proto::{Hello, Message, NO_REGION, RegionKind},
 };
 
 /// Messages of the application that may wait at the receiver.
@@ -27,13 +27,8 @@ const OUT_PAUSE: usize = 64;
 
 /// What a session does to the process it lives in.
 pub(crate) trait World {
-    /// Maps the peer's key table and mailbox. Returns how many regions the peer's keys can name.
-    fn hello(
-        &mut self,
-        pid: u32,
-        table: (OwnedFd, u64),
-        mailbox: (OwnedFd, u64),
-    ) -> Result<u32, Refusal>;
+    /// Maps the peer's key table, mailbox and locks. Returns how many regions the peer's keys can name.
+    fn hello(&mut self, hello: &Hello, fds: [OwnedFd; 3]) -> Result<u32, Refusal>;
     /// The session is ending: QPs connected to the peer must fail before the next grace period.
     fn leaving(&mut self, why: &Gone);
     /// Makes a region of the peer usable.
@@ -380,18 +375,13 @@ impl Session {
         };
         let mut fds = fds.into_iter();
         match message {
-            Message::Hello {
-                nonce: _,
-                pid,
-                table_len,
-                mailbox_len,
-            } => {
-                let (Phase::Hello, Some(table), Some(mailbox)) =
-                    (self.phase, fds.next(), fds.next())
+            Message::Hello(hello) => {
+                let all = (fds.next(), fds.next(), fds.next());
+                let (Phase::Hello, (Some(table), Some(mailbox), Some(words))) = (self.phase, all)
                 else {
                     return Err(Refusal::new(RefusalCode::OutOfOrder, "a second Hello"));
                 };
-                self.max_theirs = world.hello(pid, (table, table_len), (mailbox, mailbox_len))?;
+                self.max_theirs = world.hello(&hello, [table, mailbox, words])?;
                 self.phase = Phase::Regions;
                 let offers = std::mem::take(&mut self.offers);
                 let regions = offers.len() as u32;

@@ -19,10 +19,11 @@ use super::{
     handle::{ListenQueue, Peer, PeerCore, PeerId},
     live::{BATCH, Event, Live},
     peer::PeerRegion,
-    proto::Message,
+    proto::{Hello, Message},
     session::{Answered, Limits, Offer, Session, World},
     socket::{Listener, Socket},
 };
+use crate::dma::words::{Words, own_region};
 
 /// How often engines are asked whether a grace period has passed, while one is awaited.
 const GRACE_TICK: Duration = Duration::from_millis(1);
@@ -326,6 +327,9 @@ impl Control<'_> {
 
     /// A peer has let go of what one ticket, or every ticket, waits for.
     fn let_go(&mut self, id: PeerId, only: Option<u64>) {
+        if only.is_none() {
+            Words::own().free_all_of(id.0);
+        }
         let mut done = Vec::new();
         for (&number, ticket) in &mut self.tickets {
             if only.is_some_and(|t| t != number) || !ticket.waiting.remove(&id) {
@@ -402,21 +406,35 @@ impl Control<'_> {
         };
         if let Some(refusal) = refusal {
             turn_away(&socket, &refusal);
-            core.update(|s| {
-                s.gone = Some(Gone::Refused(refusal));
-                s.finished = true;
-            });
+            core.update(|s| s.end(Gone::Refused(refusal)));
             return;
         }
-        let hello = Message::Hello {
+        let words = match own_region() {
+            Some(words) => words,
+            None => {
+                turn_away(
+                    &socket,
+                    &Refusal::new(RefusalCode::Busy, "no memory for the locks of device words"),
+                );
+                return core.update(|s| {
+                    s.end(Gone::Socket(
+                        "no memory for the locks of device words".into(),
+                    ))
+                });
+            }
+        };
+        let hello = Message::Hello(Hello {
             nonce: self.shared.nonce,
             pid: std::process::id(),
+            holder: core.id.0,
             table_len: self.shared.table.len,
             mailbox_len: core.mailbox.region().len() as u64,
-        };
+            words_len: words.len() as u64,
+        });
         let fds = vec![
             Arc::clone(&self.shared.table.fd),
             Arc::clone(core.mailbox.region().memfd()),
+            Arc::clone(words.memfd()),
         ];
         let limits = Limits {
             handshake: config.handshake,

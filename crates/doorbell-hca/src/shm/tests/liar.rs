@@ -7,7 +7,7 @@ use std::{
 
 use super::super::{
     mailbox::Mailbox,
-    proto::{Message, NO_REGION, RegionKind},
+    proto::{Hello, Message, NO_REGION, RegionKind},
     socket::{Listener, Received, Socket},
 };
 use super::*;
@@ -52,19 +52,17 @@ impl Liar {
 
     fn hello(&self) -> (TableMemory, Mailbox) {
         let (table, mailbox) = (TableMemory::new(4).unwrap(), Mailbox::new(0).unwrap());
-        let hello = Message::Hello {
+        let hello = Hello {
             nonce: 1,
             pid: 1,
+            holder: 1,
             table_len: table.bytes() as u64,
             mailbox_len: mailbox.region().len() as u64,
+            words_len: mailbox.region().len() as u64,
         };
-        self.say(
-            &hello,
-            &[
-                &table.fd().try_clone_to_owned().unwrap(),
-                mailbox.region().memfd(),
-            ],
-        );
+        let table_fd = table.fd().try_clone_to_owned().unwrap();
+        let (mailbox_fd, words) = (mailbox.region().memfd(), mailbox.region().memfd());
+        self.say(&Message::Hello(hello), &[&table_fd, mailbox_fd, words]);
         (table, mailbox)
     }
 
@@ -110,11 +108,16 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
     rustix::fs::ftruncate(&unsealed, 4096).unwrap();
     let table = TableMemory::new(4).unwrap();
     let table_fd = table.fd().try_clone_to_owned().unwrap();
-    let hello = |table_len, mailbox_len| Message::Hello {
-        nonce: 1,
-        pid: 1,
-        table_len,
-        mailbox_len,
+    let hello = |table_len, mailbox_len| {
+        let words_len = 4096;
+        Message::Hello(Hello {
+            nonce: 1,
+            pid: 1,
+            holder: 1,
+            table_len,
+            mailbox_len,
+            words_len,
+        })
     };
     let add = |id, len, kind| Message::RegionAdd {
         id,
@@ -173,17 +176,32 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
         (
             "unsealed table",
             RefusalCode::NotSealed,
-            Box::new(|l| l.say(&hello(4096, 4096), &[&unsealed, memfd.memfd()])),
+            Box::new(|l| {
+                l.say(
+                    &hello(4096, 4096),
+                    &[&unsealed, memfd.memfd(), memfd.memfd()],
+                )
+            }),
         ),
         (
             "a table larger than its memfd",
             RefusalCode::Size,
-            Box::new(|l| l.say(&hello(8192, 4096), &[&table_fd, memfd.memfd()])),
+            Box::new(|l| {
+                l.say(
+                    &hello(8192, 4096),
+                    &[&table_fd, memfd.memfd(), memfd.memfd()],
+                )
+            }),
         ),
         (
             "a table that is none",
             RefusalCode::Layout,
-            Box::new(|l| l.say(&hello(4096, 4096), &[memfd.memfd(), memfd.memfd()])),
+            Box::new(|l| {
+                l.say(
+                    &hello(4096, 4096),
+                    &[memfd.memfd(), memfd.memfd(), memfd.memfd()],
+                )
+            }),
         ),
         (
             "a mailbox that is none",
@@ -191,7 +209,7 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
             Box::new(|l| {
                 l.say(
                     &hello(table.bytes() as u64, 4096),
-                    &[&table_fd, memfd.memfd()],
+                    &[&table_fd, memfd.memfd(), memfd.memfd()],
                 );
             }),
         ),
