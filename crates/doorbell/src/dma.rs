@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use doorbell_gpu::{Copier, CopyOp, Export, Gpu, MemKind};
 use doorbell_hca::dma::{DeviceHandle, Dma, DmaOp, Staging};
-use doorbell_hca::shm::DeviceRegion;
-
-use crate::provider::Imports;
+use doorbell_hca::shm::{DeviceImporter, DeviceRegion};
 
 /// GPU memory that can be handed to another process.
 pub(crate) trait Exportable: Send + Sync {
@@ -111,7 +109,7 @@ impl Engine {
     }
 }
 
-impl Imports for Engine {
+impl DeviceImporter for Engine {
     fn import(&self, handle: &[u8], fd: Option<OwnedFd>, len: u64) -> Result<DeviceRegion, String> {
         let Some(own) = &self.dma else {
             return Err("this process uses no GPU that could import memory".into());

@@ -18,8 +18,6 @@ use crate::memory::Memory;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Result};
 
-pub(crate) mod shm;
-pub(crate) use shm::Imports;
 pub mod soft;
 
 /// A kind of HCA, opened.

@@ -11,14 +11,13 @@ use doorbell_device::layout::{EXT_SOFT_ENGINE, ErrorWord};
 use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, RelaxHook};
 use doorbell_hca as hca;
 use doorbell_hca::dma::Dma;
-use doorbell_hca::shm::{Shm, ShmLink, SlotQp};
+use doorbell_hca::shm::{DeviceImporter, Shm, ShmConfig, ShmLink, SlotQp};
 use doorbell_hca::{
     Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig, HcaError,
     HcaQp, Shared,
 };
 use doorbell_wire::{Qpn, Vendor};
 
-use super::shm;
 use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
 use crate::config::{HcaCores, OnError, Settings};
 use crate::connect::Destination;
@@ -63,7 +62,11 @@ impl Soft {
         };
         let hca = Hca::new(config)?;
         Ok(Self {
-            shm: shm::start(&hca, Arc::clone(engine) as Arc<dyn shm::Imports>)?,
+            shm: Shm::attach(
+                &hca,
+                ShmConfig::default(),
+                Some(Arc::clone(engine) as Arc<dyn DeviceImporter>),
+            )?,
             driver: caller.then(|| hca.driver()),
             dma: engine.dma(),
             id: rand::random(),
