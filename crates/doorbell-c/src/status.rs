@@ -3,7 +3,7 @@
 //! The numbers are ABI: they are never reused, and new ones are added at the end. `doorbell.h` has the same list,
 //! and a test compares the two.
 
-/// The status of a call. Statuses are data; the text for people is in [`crate::error`].
+/// The status of a call. Statuses are data; the text for people is what `doorbell_last_error` gives.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "documented in `ALL`, once for C and Rust")]
