@@ -26,7 +26,7 @@ const RUSTC: &str = "1.95.0";
 /// What the PTX must assemble for.
 const TARGETS: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 /// JumpThreading is off because it may duplicate barriers (rust-lang/rust#137086).
-const FLAGS: &str = "-Ctarget-cpu=sm_80 -Ctarget-feature=+ptx82 -Clinker=true \
+const FLAGS: &str = "-Ctarget-cpu=sm_80 -Ctarget-feature=+ptx84 -Clinker=true \
                      -Zmir-enable-passes=-JumpThreading -Aunreachable_pub -Aunstable_features -Awarnings";
 
 /// What to do with the PTX.

@@ -5,6 +5,8 @@
 
 use doorbell_wire::Chunk;
 
+use crate::sites;
+
 /// Memory order of one access, as in C++ and PTX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -131,6 +133,24 @@ pub trait Arch: Copy {
     unsafe fn store_chunk(self, p: *mut Chunk, c: Chunk);
     /// A doorbell register of a device: one 64-bit store, never merged or split.
     unsafe fn store_mmio64(self, p: *mut u64, v: u64);
+    /// Sixteen bytes that others may be writing, whose last word says whether they have arrived: who sees that word sees the rest.
+    #[inline(always)]
+    unsafe fn load_unit(self, p: *const Chunk) -> Chunk {
+        // SAFETY: the caller's promise; the word that is written last is read first.
+        unsafe {
+            let last = self.load64(p.cast::<u64>().add(1), sites::SIGNAL_LOAD);
+            Chunk([self.load64(p.cast(), sites::DATA), last])
+        }
+    }
+    /// Stores sixteen bytes so that who sees their last word sees the rest.
+    #[inline(always)]
+    unsafe fn store_unit(self, p: *mut Chunk, c: Chunk) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.store64(p.cast(), c.0[0], sites::DATA);
+            self.store64(p.cast::<u64>().add(1), c.0[1], sites::REPORT_STORE);
+        }
+    }
 
     /// Nanoseconds of a monotonic clock, the same for all threads of the machine.
     fn clock_ns(self) -> u64;

@@ -29,7 +29,7 @@ pub mod host;
 pub mod nvptx;
 
 pub use arch::Arch;
-pub use doorbell_wire::{Key, Remote};
+pub use doorbell_wire::{Chunk, Key, Remote};
 pub use error::{Error, Failure};
 pub use layout::QpHandle;
 pub use ops::{Fetch, Local, MAX_INLINE, Masked};

@@ -259,6 +259,27 @@ impl Arch for Gpu {
             asm!("st.mmio.relaxed.sys.global.u64 [{0}], {1};", in(reg64) p, in(reg64) v, options(nostack))
         };
     }
+    /// One 128-bit access (PTX ISA 8.4), which arrives whole.
+    #[inline(always)]
+    unsafe fn load_unit(self, p: *const Chunk) -> Chunk {
+        let (first, last): (u64, u64);
+        unsafe {
+            asm!(
+                "{{ .reg .b128 unit; ld.relaxed.sys.global.b128 unit, [{2}]; mov.b128 {{{0}, {1}}}, unit; }}",
+                out(reg64) first, out(reg64) last, in(reg64) p, options(nostack)
+            )
+        };
+        Chunk([first, last])
+    }
+    #[inline(always)]
+    unsafe fn store_unit(self, p: *mut Chunk, c: Chunk) {
+        unsafe {
+            asm!(
+                "{{ .reg .b128 unit; mov.b128 unit, {{{1}, {2}}}; st.relaxed.sys.global.b128 [{0}], unit; }}",
+                in(reg64) p, in(reg64) c.0[0], in(reg64) c.0[1], options(nostack)
+            )
+        };
+    }
 
     #[inline(always)]
     fn clock_ns(self) -> u64 {

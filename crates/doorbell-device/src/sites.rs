@@ -80,6 +80,8 @@ sites! {
     READY_LOAD = Relaxed Gpu;
     /// A word that a peer's signal or payload arrives in: what came before the signal is visible after it.
     SIGNAL_LOAD = Acquire Sys;
+    /// The same, after relaxed polls of such a word.
+    SIGNAL_FENCE = Acquire Sys;
     /// Kernel's answers and reports in memory that others read.
     REPORT_STORE = Release Sys;
     /// Words of a payload.

@@ -1,12 +1,12 @@
 //! How long a message takes: two ends that answer one another, a read at a time, and an echo to the CPU.
 
 use doorbell_device::{
-    Arch, Deadline, Error, Key, Local, Post, Qp, Remote,
+    Arch, Chunk, Deadline, Error, Key, Local, Post, Qp, Remote,
     scope::{Thread, sharing},
     sites,
 };
 
-use crate::params::{End, Forward, Latency, Status};
+use crate::params::{End, Forward, Latency, Line, Status};
 use crate::rate::report;
 
 /// Polls of a word between two looks at the clock.
@@ -29,7 +29,7 @@ unsafe fn await_word<A: Arch>(
     let p = core::ptr::with_exposed_provenance(at as usize);
     let mut polls = 0_u32;
     // SAFETY: the caller's promise.
-    while unsafe { a.load64(p, sites::SIGNAL_LOAD) } < value {
+    while unsafe { a.load64(p, sites::DATA) } < value {
         polls = polls.wrapping_add(1);
         if polls.is_multiple_of(LOOK) {
             if a.aborted() {
@@ -44,6 +44,8 @@ unsafe fn await_word<A: Arch>(
         }
         a.relax();
     }
+    // Polls are relaxed: an acquiring load throws the L1 cache away, and with it what the loop needs next.
+    a.fence(sites::SIGNAL_FENCE);
     Ok(())
 }
 
@@ -265,9 +267,6 @@ unsafe fn ping_pong<A: Arch>(
     qp.flush(deadline)
 }
 
-/// Words of a message, and the offset of its flag.
-const MESSAGE_WORDS: usize = 4;
-
 /// `forward`.
 ///
 /// # Safety
@@ -276,22 +275,15 @@ const MESSAGE_WORDS: usize = 4;
 pub(crate) unsafe fn forward<A: Arch>(a: A, p: &Forward) {
     // SAFETY: the caller's promise.
     unsafe {
-        echo(a, p, |deadline, answered| {
+        echo(a, p, |p, deadline, answered| {
             let qp = Alone::new(a, p.qp)?;
             let remote = Remote {
                 addr: p.answer_addr,
                 key: Key(p.answer_key),
             };
             for n in 1..=p.iters {
-                let m = message(a, p, n, deadline, || qp.error())?;
-                let mut words = [0; 10];
-                for i in 0..MESSAGE_WORDS {
-                    words[2 * i] = m[i] as u32;
-                    words[2 * i + 1] = (m[i] >> 32) as u32;
-                }
-                words[8] = n as u32;
-                words[9] = (n >> 32) as u32;
-                qp.put_inline(remote, words, 40, Post::by(deadline))?;
+                let line = message(a, p.line, n as u32, deadline, || qp.error())?;
+                qp.put_inline(remote, line.0, Line::BYTES, Post::by(deadline))?;
                 *answered = n;
             }
             qp.flush(deadline)
@@ -307,13 +299,13 @@ pub(crate) unsafe fn forward<A: Arch>(a: A, p: &Forward) {
 pub(crate) unsafe fn bare_echo<A: Arch>(a: A, p: &Forward) {
     // SAFETY: the caller's promise.
     unsafe {
-        echo(a, p, |deadline, answered| {
+        echo(a, p, |p, deadline, answered| {
+            let to = core::ptr::with_exposed_provenance_mut::<Chunk>(p.answer as usize);
             for n in 1..=p.iters {
-                let m = message(a, p, n, deadline, || None)?;
-                for (i, v) in m.into_iter().enumerate() {
-                    a.store64(word(p.answer).add(i), v, sites::DATA);
-                }
-                a.store64(word(p.answer).add(MESSAGE_WORDS), n, sites::REPORT_STORE);
+                let Line(l) = message(a, p.line, n as u32, deadline, || None)?;
+                a.store_unit(to, Chunk::from_words(l[0], l[1], l[2], l[3]));
+                a.store_unit(to.add(1), Chunk::from_words(l[4], l[5], l[6], l[7]));
+                a.store_unit(to.add(2), Chunk::from_words(l[8], l[9], l[10], l[11]));
                 *answered = n;
             }
             Ok(())
@@ -321,34 +313,75 @@ pub(crate) unsafe fn bare_echo<A: Arch>(a: A, p: &Forward) {
     }
 }
 
+/// Waits for message `n`. Each poll reads the whole line, so that the payload is there with the flag.
 #[inline(always)]
 unsafe fn message<A: Arch>(
     a: A,
-    p: &Forward,
-    n: u64,
+    line: u64,
+    n: u32,
     deadline: Deadline,
     error: impl Fn() -> Option<Error>,
-) -> Result<[u64; MESSAGE_WORDS], Error> {
-    let line = word(p.line);
-    let mut m = [0; MESSAGE_WORDS];
-    // SAFETY: the caller's promise: a 64-byte line.
-    unsafe {
-        await_word(a, p.line + 8 * MESSAGE_WORDS as u64, n, deadline, error)?;
-        for (i, m) in m.iter_mut().enumerate() {
-            *m = a.load64(line.add(i), sites::DATA);
+) -> Result<Line, Error> {
+    let from = core::ptr::with_exposed_provenance::<Chunk>(line as usize);
+    let mut polls = 0_u32;
+    loop {
+        // SAFETY: the caller's promise: a 64-byte line.
+        let [u0, u1, u2] = unsafe {
+            [
+                a.load_unit(from),
+                a.load_unit(from.add(1)),
+                a.load_unit(from.add(2)),
+            ]
+        };
+        let (lo, hi) = (|v: u64| v as u32, |v: u64| (v >> 32) as u32);
+        let [u0, u1, u2] = [u0.0, u1.0, u2.0];
+        let got = Line([
+            lo(u0[0]),
+            hi(u0[0]),
+            lo(u0[1]),
+            hi(u0[1]),
+            lo(u1[0]),
+            hi(u1[0]),
+            lo(u1[1]),
+            hi(u1[1]),
+            lo(u2[0]),
+            hi(u2[0]),
+            lo(u2[1]),
+            hi(u2[1]),
+        ]);
+        if got.is(n) {
+            return Ok(got);
         }
+        polls = polls.wrapping_add(1);
+        if polls.is_multiple_of(LOOK) {
+            if a.aborted() {
+                return Err(Error::ABORTED);
+            }
+            if let Some(e) = error() {
+                return Err(e);
+            }
+            if deadline.passed(a) {
+                return Err(Error::TIMED_OUT);
+            }
+        }
+        a.relax();
     }
-    Ok(m)
 }
 
+/// Has the grid's first thread answer, and reports. The parameters are copied, so that the loop does not read them again and again.
 #[inline(always)]
-unsafe fn echo<A: Arch>(a: A, p: &Forward, f: impl Fn(Deadline, &mut u64) -> Result<(), Error>) {
+unsafe fn echo<A: Arch>(
+    a: A,
+    p: &Forward,
+    f: impl Fn(Forward, Deadline, &mut u64) -> Result<(), Error>,
+) {
     if a.block() != 0 || a.thread() != 0 {
         return;
     }
     let start = a.clock_ns();
     let mut status = Status::default();
-    if let Err(e) = f(Deadline(start + p.deadline_ns), &mut status.completed) {
+    let p = *p;
+    if let Err(e) = f(p, Deadline(start + p.deadline_ns), &mut status.completed) {
         status.error = e.code();
     }
     status.posted = status.completed;

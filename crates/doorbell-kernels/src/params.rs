@@ -195,10 +195,10 @@ pub struct Latency {
     pub deadline_ns: u64,
 }
 
-/// `forward` and `bare_echo`: one thread answers messages of 32 bytes and a flag in one 64-byte line.
+/// `forward` and `bare_echo`: one thread answers messages of 32 bytes and a flag in one 64-byte line, laid out as [`Line`].
 ///
-/// Message i (from 1) is complete when the word at offset 32 of the line is i. `forward` answers with an RDMA WRITE, payload inside the WQEs;
-/// `bare_echo` with plain stores to `answer`, and needs no QP: what the machine itself costs.
+/// Messages count from 1. `forward` answers with RDMA WRITEs, payload inside the WQEs; `bare_echo` with plain stores to
+/// `answer`, and needs no QP: what the machine itself costs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Forward {
@@ -220,6 +220,35 @@ pub struct Forward {
     pub deadline_ns: u64,
     /// Pointer to the [`Status`].
     pub status: u64,
+}
+
+/// A message of 32 bytes and its flag in one 64-byte line: three units of 16 bytes, each 12 bytes of the message and the
+/// message's number. A unit arrives whole, so its number vouches for it, and a poll of all three needs no second read and no fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line(pub [u32; 12]);
+
+impl Line {
+    /// Bytes that are written: three units. The line's last 16 bytes are free.
+    pub const BYTES: u32 = 48;
+
+    /// Message `n` with its number. The number is the flag, so 0 is no message's.
+    #[inline(always)]
+    pub const fn new(m: [u32; 8], n: u32) -> Self {
+        Self([m[0], m[1], m[2], n, m[3], m[4], m[5], n, m[6], m[7], 0, n])
+    }
+
+    /// Whether all of message `n` is here.
+    #[inline(always)]
+    pub const fn is(&self, n: u32) -> bool {
+        self.0[3] == n && self.0[7] == n && self.0[11] == n
+    }
+
+    /// The message.
+    #[inline(always)]
+    pub const fn message(&self) -> [u32; 8] {
+        let l = &self.0;
+        [l[0], l[1], l[2], l[4], l[5], l[6], l[8], l[9]]
+    }
 }
 
 /// A command that `proxy_put` hands to a CPU thread: 32 bytes, written as two 16-byte halves in any order.

@@ -12,7 +12,7 @@ use doorbell::cpu::{self, Post};
 use doorbell::{Access, CpuQp, Memory, Place, RemoteMr};
 use doorbell_device::QpHandle;
 use doorbell_gpu::Dims;
-use doorbell_kernels::params;
+use doorbell_kernels::params::{self, Line};
 
 use super::bench::Bench;
 use super::check::Stream;
@@ -23,10 +23,8 @@ use super::tally::{Measured, Tally};
 use super::{Context, queues};
 use crate::{stats, units};
 
-/// Words of a message; the flag follows them.
+/// 64-bit words of a message.
 const WORDS: usize = 4;
-/// Bytes of message and flag.
-const BYTES: u32 = 40;
 /// Messages of one launch.
 const ROUNDS: u64 = 16_384;
 /// Messages at the start of a launch that are not counted: the kernel may not run yet.
@@ -44,16 +42,43 @@ fn message(stream: Stream, n: u64) -> [u64; WORDS] {
     std::array::from_fn(|i| stream.word(n * WORDS as u64 + i as u64))
 }
 
-/// Waits until the flag in `answer` is `n`; `poll` is called meanwhile.
+/// Message `n` as it travels. A launch has fewer messages than a number has values.
+fn as_line(words: [u64; WORDS], n: u64) -> Line {
+    let mut halves = [0; 2 * WORDS];
+    for (i, word) in words.into_iter().enumerate() {
+        halves[2 * i] = word as u32;
+        halves[2 * i + 1] = (word >> 32) as u32;
+    }
+    Line::new(halves, n as u32)
+}
+
+/// What is in `answer` now. Each unit's number is read before the rest of it, as `Arch::load_unit` does.
+fn read_line(answer: &Memory) -> Result<Line> {
+    let mut line = [0; 12];
+    for unit in 0..3 {
+        for half in [1, 0] {
+            let word = answer.load(16 * unit + 8 * half)?;
+            line[4 * unit + 2 * half] = word as u32;
+            line[4 * unit + 2 * half + 1] = (word >> 32) as u32;
+        }
+    }
+    Ok(Line(line))
+}
+
+/// Waits until `answer` holds message `n` whole; `poll` is called meanwhile.
 fn await_answer(
     answer: &Memory,
     n: u64,
     deadline: Instant,
     mut poll: impl FnMut(),
     mut alive: impl FnMut() -> Result<()>,
-) -> Result<()> {
+) -> Result<Line> {
     let mut polls = 0u32;
-    while answer.load(8 * WORDS)? != n {
+    loop {
+        let line = read_line(answer)?;
+        if line.is(n as u32) {
+            return Ok(line);
+        }
         poll();
         polls = polls.wrapping_add(1);
         if polls.is_multiple_of(LOOK) {
@@ -67,21 +92,18 @@ fn await_answer(
             std::thread::yield_now();
         }
     }
-    Ok(())
 }
 
-fn compare(answer: &Memory, n: u64, expected: &[u64; WORDS], tally: &mut Tally) -> Result<()> {
-    for (i, &expected) in expected.iter().enumerate() {
-        let got = answer.load(8 * i)?;
+fn compare(answer: Line, n: u64, expected: Line, tally: &mut Tally) {
+    for (i, (got, expected)) in answer.0.into_iter().zip(expected.0).enumerate() {
         if got != expected {
             tally.fault(format!(
-                "answer {n}: offset {:#x}: expected {expected:#018x}, got {got:#018x}",
-                8 * i
+                "answer {n}: offset {:#x}: expected {expected:#010x}, got {got:#010x}",
+                4 * i
             ));
         }
     }
-    tally.compared += u64::from(BYTES);
-    Ok(())
+    tally.compared += u64::from(Line::BYTES);
 }
 
 /// Measures, and checks if asked to.
@@ -220,26 +242,21 @@ fn rounds(
     let drive = device.is_caller_driven();
     let warm_up = WARM_UP.min(n / 4);
     for i in 1..=n {
-        let words = message(stream, i);
-        let mut line = [0u32; 10];
-        for (k, word) in words.into_iter().chain([i]).enumerate() {
-            line[2 * k] = word as u32;
-            line[2 * k + 1] = (word >> 32) as u32;
-        }
+        let line = as_line(message(stream, i), i);
         let start = Instant::now();
-        queue.put_inline(cpu::remote(remote, 0), line, BYTES, Post::by(by))?;
+        queue.put_inline(cpu::remote(remote, 0), line.0, Line::BYTES, Post::by(by))?;
         let poll = || {
             if drive {
                 device.poll();
             }
         };
-        await_answer(answer, i, deadline, poll, &mut *alive)?;
+        let got = await_answer(answer, i, deadline, poll, &mut *alive)?;
         let took = start.elapsed();
         if i > warm_up {
             tally.samples.push(took.as_nanos() as u64);
         }
         if case.check {
-            compare(answer, i, &words, tally)?;
+            compare(got, i, line, tally);
         }
     }
     Ok(())
@@ -269,16 +286,22 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
     let mut running = unsafe { bench.start("bare_echo", false, Dims::new(1, 1), &params)? };
     let deadline = Instant::now() + timeout;
     let mut samples = Vec::with_capacity(rounds as usize);
-    let mut result = Ok(());
+    let mut result = Ok(Line([0; 12]));
     for i in 1..=rounds {
         let start = Instant::now();
-        for k in 0..WORDS {
-            there.store(8 * k, i)?;
+        let line = as_line([i; WORDS], i);
+        for unit in 0..3 {
+            for half in [0, 1] {
+                let at = 4 * unit + 2 * half;
+                let word = u64::from(line.0[at]) | u64::from(line.0[at + 1]) << 32;
+                there.store(16 * unit + 8 * half, word)?;
+            }
         }
-        there.store(8 * WORDS, i)?;
         result = await_answer(&back, i, deadline, || {}, || running.still_runs());
-        if result.is_err() {
-            break;
+        match &result {
+            Ok(got) if *got == line => {}
+            Ok(_) => bail!("the bare echo changed message {i}"),
+            Err(_) => break,
         }
         if i > WARM_UP.min(rounds / 4) {
             samples.push(start.elapsed().as_nanos() as u64);
