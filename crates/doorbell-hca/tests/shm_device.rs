@@ -18,7 +18,7 @@ use doorbell_wire::{Remote, Vendor, Wqe};
 use process::{Other, Side, at, role};
 
 const BYTES: usize = 1 << 16;
-const COUNTS: u64 = 300;
+const COUNTS: u64 = 10_000;
 
 /// A piece of "GPU memory" and the engine that reaches it.
 struct Gpu {

@@ -119,6 +119,7 @@ pub(crate) struct Session {
     revokes: VecDeque<Pending<(u64, u64)>>,
     // What the peer offered.
     max_theirs: u32,
+    adds_seen: u32,
     theirs: BTreeSet<u32>,
     their_epoch: u64,
     their_revokes: VecDeque<(u64, u32, u64)>,
@@ -156,6 +157,7 @@ impl Session {
             next_epoch: 0,
             revokes: VecDeque::new(),
             max_theirs: 0,
+            adds_seen: 0,
             theirs: BTreeSet::new(),
             their_epoch: 0,
             their_revokes: VecDeque::new(),
@@ -201,6 +203,12 @@ impl Session {
 
     pub(crate) fn front(&self) -> Option<&Outgoing> {
         self.out.front()
+    }
+
+    /// Messages that wait to be sent.
+    #[cfg(test)]
+    pub(crate) fn out_len(&self) -> usize {
+        self.out.len()
     }
 
     pub(crate) fn sent(&mut self) {
@@ -416,12 +424,8 @@ impl Session {
                 if self.ready_seen {
                     return Err(Refusal::new(RefusalCode::OutOfOrder, "a second Ready"));
                 }
-                if (self.theirs.len() as u64) < u64::from(regions) && self.their_epoch == 0 {
-                    // Regions that failed to map are in `theirs` too: this counts messages.
-                    let text = format!(
-                        "Ready after {} regions, it says {regions}",
-                        self.theirs.len()
-                    );
+                if self.adds_seen < regions {
+                    let text = format!("Ready after {} regions, it says {regions}", self.adds_seen);
                     return Err(Refusal::new(RefusalCode::OutOfOrder, text));
                 }
                 self.ready_seen = true;
@@ -491,6 +495,13 @@ impl Session {
                 self.max_theirs
             );
             return Err(Refusal::new(RefusalCode::Limit, text));
+        }
+        self.adds_seen = self.adds_seen.saturating_add(1);
+        if self.closing.is_some() || self.bye_grace.is_some() {
+            // Nobody will use it, and what is mapped now would not be hidden for a grace period before it goes.
+            let refused = Some(Refusal::new(RefusalCode::Busy, "the session is closing"));
+            self.send(&Message::RegionAck { seq, refused });
+            return Ok(());
         }
         if !self.theirs.insert(id) {
             return Err(Refusal::new(

@@ -1,5 +1,6 @@
 //! Sessions over real sockets within one process: two links, with engines that acknowledge when told to.
 
+mod fuzz;
 mod liar;
 
 use std::{
