@@ -26,10 +26,38 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
+/// Writes our own bytes, as [`copy`] would.
+///
+/// # Safety
+/// `dst` is valid for writing that many bytes, none of which are `bytes`.
+#[inline(always)]
+pub(crate) unsafe fn write(mut dst: *mut u8, bytes: &[u8]) {
+    if bytes.len() > 64 {
+        // SAFETY: the contract.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, bytes.len()) };
+        return;
+    }
+    let (words, rest) = bytes.as_chunks::<8>();
+    for word in words {
+        // SAFETY: the contract; the pointer stays inside or one past the end.
+        unsafe {
+            store8(dst, u64::from_ne_bytes(*word));
+            dst = dst.add(8);
+        }
+    }
+    for byte in rest {
+        // SAFETY: as above.
+        unsafe {
+            dst.write(*byte);
+            dst = dst.add(1);
+        }
+    }
+}
+
 /// Loads eight bytes, whole if aligned.
 ///
 /// # Safety
-/// `src` is valid for reading eight bytes.
+/// `src` is valid for reading eight bytes, and belongs to shared memory (not to a reference of ours).
 #[inline(always)]
 pub(crate) unsafe fn load8(src: *const u8) -> u64 {
     if src.addr() & 7 == 0 {
@@ -89,6 +117,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn our_own_bytes_too() {
+        for len in 0..80 {
+            for to in [0, 3, 8] {
+                let src: Vec<u8> = (0..len).map(|i| i as u8 + 1).collect();
+                let mut dst = vec![0xaau8; 96];
+                // SAFETY: `to + len` stays below 96.
+                unsafe { write(dst.as_mut_ptr().add(to), &src) };
+                assert_eq!(dst[to..to + len], src[..]);
+                assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xaa));
+            }
+        }
+    }
+
+    #[test]
     fn every_length_and_alignment_moves_exactly_its_bytes() {
         let lens = if cfg!(miri) {
             vec![0, 1, 3, 7, 8, 9, 15, 24, 64, 65]
@@ -97,10 +139,10 @@ mod tests {
         };
         for len in lens {
             for (from, to) in [(0, 0), (1, 0), (0, 3), (5, 2), (8, 16)] {
-                let src: Vec<u8> = (0..256).map(|i| (i * 7 + 1) as u8).collect();
+                let mut src: Vec<u8> = (0..256).map(|i| (i * 7 + 1) as u8).collect();
                 let mut dst = vec![0xaau8; 256];
                 // SAFETY: `from + len` and `to + len` stay below 256.
-                unsafe { copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) };
+                unsafe { copy(dst.as_mut_ptr().add(to), src.as_mut_ptr().add(from), len) };
                 assert_eq!(dst[to..to + len], src[from..from + len]);
                 assert!(
                     dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xaa),

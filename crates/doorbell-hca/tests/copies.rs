@@ -212,7 +212,7 @@ fn copies_do_what_the_model_does() {
     let _replay = Replay(seed);
     let mut bytes = [0u8; 32];
     StdRng::seed_from_u64(seed).fill(&mut bytes);
-    let cases = if cfg!(miri) { 1 } else { 1500 };
+    let cases = if cfg!(miri) { 1 } else { 600 };
     let config = Config {
         cases,
         failure_persistence: None,

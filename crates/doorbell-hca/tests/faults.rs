@@ -419,7 +419,10 @@ fn run_case(kind: CqKind, handler: NicHandler, case: &Case) {
 
 #[test]
 fn each_is_answered_and_contained() {
-    for case in WQE_FAULTS {
+    for (i, case) in WQE_FAULTS.iter().enumerate() {
+        if cfg!(miri) && i % 4 != 0 {
+            continue; // An interpreter takes seconds for each; the others differ in values only.
+        }
         for kind in [CqKind::Collapsed, CqKind::PerSlot] {
             run_case(kind, NicHandler::ProducerWord, case);
         }

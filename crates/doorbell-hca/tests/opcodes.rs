@@ -18,7 +18,7 @@ fn each(mut f: impl FnMut(&Rig, MockQp)) {
     for handler in HANDLERS {
         for kind in KINDS {
             for (poll_record, own_word) in [(false, false), (false, true), (true, false)] {
-                if poll_record && handler != NicHandler::DoorbellRecord {
+                if poll_record && handler != NicHandler::DoorbellRecord || cfg!(miri) && own_word {
                     continue;
                 }
                 let rig = Rig::new();
@@ -87,7 +87,7 @@ fn inline_writes_of_every_length() {
     let rig = Rig::new();
     let mut qp = rig.loopback(Options::default());
     let b = rig.region(128);
-    for len in 0..=Wqe::INLINE_MAX {
+    for len in (0..=Wqe::INLINE_MAX).step_by(if cfg!(miri) { 7 } else { 1 }) {
         for to in [0usize, 8, 3] {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 3 + len) as u8).collect();
             b.fill(0, &[0xee; 128]);
@@ -241,7 +241,7 @@ fn unsignalled_wqes_complete_with_the_next_signalled_one() {
     let rig = Rig::new();
     let mut qp = rig.loopback(Options::default());
     let a = rig.region(64);
-    for round in 0..100u64 {
+    for round in 0..if cfg!(miri) { 3 } else { 100u64 } {
         for i in 0..5 {
             qp.post(
                 &Wqe::write_inline(a.remote(8 * i), &(round + i).to_le_bytes()).expect("inline"),

@@ -11,7 +11,7 @@ use super::Cx;
 use super::hot::TURN_BYTES;
 use super::keys::{CachedKey, Use};
 use super::qp::{EngineQp, Park, Target};
-use crate::copy::copy;
+use crate::copy::{copy, write};
 use crate::fault::Fault;
 use crate::link::Delivery;
 use crate::mem::{Access, End, Place, Span};
@@ -348,15 +348,13 @@ impl EngineQp {
             (&there, &local, wqe.get(2..))
         {
             // The usual inline WRITE: its bytes follow four bytes of header in the third chunk and those behind it.
-            debug_assert!(inline.len() + 4 <= 16 * data.len());
-            // SAFETY: the parser found the payload inside the WQE, `locate` the target inside its region.
-            unsafe {
-                copy(
-                    there.as_ptr(),
-                    data.as_ptr().cast::<u8>().add(4),
-                    inline.len(),
-                )
+            // SAFETY: chunks are plain words, so their bytes are initialised; the parser found the payload inside the WQE.
+            let bytes = unsafe {
+                debug_assert!(inline.len() + 4 <= 16 * data.len());
+                core::slice::from_raw_parts(data.as_ptr().cast::<u8>().add(4), inline.len())
             };
+            // SAFETY: `locate` found the target inside its region.
+            unsafe { write(there.as_ptr(), bytes) };
         } else if let Some(Place::Host(there)) = there {
             let mut offset = 0usize;
             for piece in local.pieces() {
@@ -382,8 +380,8 @@ impl EngineQp {
                     Piece::Inline(inline) => {
                         let mut bytes = [0u8; 1024];
                         let len = inline.copy_to(&mut bytes).ok_or(Fault::BadInline)?;
-                        // SAFETY: as above; the source is our own buffer.
-                        unsafe { copy(there, bytes.as_ptr(), len) };
+                        // SAFETY: as above.
+                        unsafe { write(there, &bytes[..len]) };
                     }
                 }
                 offset += len;
@@ -553,7 +551,7 @@ impl EngineQp {
         match here {
             Place::Host(here) => {
                 // SAFETY: as above.
-                unsafe { copy(here.as_ptr(), old.as_ptr(), old.len()) };
+                unsafe { write(here.as_ptr(), old) };
                 Ok(Outcome::Complete(bytes))
             }
             here @ Place::Device { .. } => {
