@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::buffer::{Buffer, Registered};
 use crate::copier::Copier;
 use crate::cuda::{CudaGpu, DEFAULT_PATH};
+use crate::fork::Generation;
 use crate::host::HostGpu;
 use crate::info::{Backend, GpuInfo};
 use crate::ipc::Export;
@@ -26,6 +27,7 @@ pub struct Gpu {
 struct Inner {
     info: GpuInfo,
     engine: Engine,
+    born: Generation,
 }
 
 /// The back end. An enum and not a trait object: there are two, and what they need differs.
@@ -70,6 +72,7 @@ impl Gpu {
             inner: Arc::new(Inner {
                 info: HostGpu::info(vec![why]),
                 engine,
+                born: Generation::now(),
             }),
         }
     }
@@ -88,6 +91,7 @@ impl Gpu {
             inner: Arc::new(Inner {
                 info,
                 engine: Engine::Cuda(gpu),
+                born: Generation::now(),
             }),
         })
     }
@@ -100,6 +104,16 @@ impl Gpu {
     /// What is known about it.
     pub fn info(&self) -> &GpuInfo {
         &self.inner.info
+    }
+
+    /// Is this the process that opened it, and not a forked child of that?
+    pub fn is_this_process(&self) -> bool {
+        self.inner.born.is_current()
+    }
+
+    /// [`GpuError::Forked`](crate::GpuError::Forked) in a forked child of the process that opened it. One load.
+    pub fn check_process(&self) -> Result<()> {
+        self.inner.born.check()
     }
 
     /// Allocates `len` bytes of zeroes, aligned to at least 256 bytes (host memory: to a page).

@@ -7,14 +7,24 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Keep;
+use crate::fork::Generation;
 
 /// Frees, and hands back what the memory's owner asked to keep until then.
 type Grave = Box<dyn FnOnce() -> Option<Keep> + Send>;
 
 /// The queue of frees, and the count of launches that hold it back.
-#[derive(Default)]
 pub(crate) struct Graveyard {
     state: Mutex<State>,
+    born: Generation,
+}
+
+impl Default for Graveyard {
+    fn default() -> Self {
+        Self {
+            state: Mutex::default(),
+            born: Generation::now(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -49,6 +59,12 @@ impl Graveyard {
 
     /// Frees now if nothing is in flight, else later. `grave` itself must not come back here.
     pub(crate) fn bury(&self, grave: impl FnOnce() -> Option<Keep> + Send + 'static) {
+        if !self.born.is_current() {
+            // In a forked child the lock may be held by a thread that does not exist here, and what is to be freed
+            // belongs to the parent.
+            std::mem::forget(grave);
+            return;
+        }
         let mut state = self.lock();
         if state.in_flight == 0 {
             let kept = grave();

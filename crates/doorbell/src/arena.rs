@@ -47,6 +47,7 @@ impl Arena {
 
     /// `len` zeroed bytes, aligned to `align` (a power of two, at most 256).
     pub(crate) fn alloc(&self, len: usize, align: usize) -> Result<Slice, Error> {
+        self.gpu.check_process()?;
         let align = align.max(LINE);
         let len = len.max(1).next_multiple_of(LINE);
         let mut chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -29,6 +29,7 @@ impl Device {
     /// As for [`Device::launch`].
     pub unsafe fn launch_bytes(&self, kernel: &str, dims: Dims, params: &[u8]) -> Result<Launch> {
         let gpu = &self.inner.gpu;
+        gpu.check_process()?;
         let kernel = gpu.kernel(kernel)?;
         let opts = LaunchOpts {
             relax: self.inner.provider.relax_hook(),

@@ -67,9 +67,9 @@
 //! `cudaFree` and the first launch of a kernel stop copies to GPU memory until running kernels end: a stalled copy is reported with
 //! this as its likely cause.
 //!
-//! **Fork:** neither a CUDA context nor threads survive it. Open devices after forking; a device used in a forked child refuses
-//! with an error, except that host memory which was registered stays readable. With Python's `multiprocessing` use the start methods `spawn`
-//! or `forkserver`.
+//! **Fork:** neither a CUDA context nor threads survive it. Open devices after forking. In a forked child every call on a
+//! device of the parent is refused with [`GpuError::Forked`], and dropping its objects does nothing. With Python's
+//! `multiprocessing` use the start methods `spawn` or `forkserver`.
 
 mod arena;
 pub mod bootstrap;
@@ -80,6 +80,7 @@ mod device;
 mod dma;
 mod endpoint;
 mod error;
+mod fork;
 mod launch;
 mod memory;
 mod mr;

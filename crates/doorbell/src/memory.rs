@@ -105,6 +105,7 @@ impl Memory {
             });
         }
         let gpu = engine.gpu();
+        gpu.check_process()?;
         let backing = match place {
             Place::Gpu => Backing::Buffer(gpu.alloc(MemKind::Device, len)?),
             Place::Host => Backing::Buffer(gpu.alloc(MemKind::PinnedHost, len)?),

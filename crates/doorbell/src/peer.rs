@@ -19,6 +19,7 @@ use crate::{Error, Result};
 const MAX_EXCHANGE: usize = 16 << 20;
 
 fn soft(device: &Device) -> Result<&Soft> {
+    device.gpu().check_process()?;
     device.soft().ok_or(Error::Unsupported {
         what: "the shared memory link without the software HCA",
         remedy: "open the device with the soft provider",

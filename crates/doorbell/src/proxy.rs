@@ -19,6 +19,7 @@ use doorbell_wire::Key;
 
 use crate::cpu::{CpuQp, CpuQueue};
 use crate::device::{Device, Inner as DeviceInner};
+use crate::fork::Here;
 use crate::qp::QpCore;
 use crate::{Error, Result};
 
@@ -56,7 +57,7 @@ pub struct ProxyConfig {
 /// Threads that post for GPU kernels. Dropping it stops them.
 pub struct Proxy {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Here<Vec<JoinHandle<()>>>,
     memory: Memory,
     queues: usize,
     depth: u32,
@@ -151,7 +152,7 @@ impl Proxy {
         let shared = Arc::new(Shared::default());
         let mut proxy = Self {
             shared,
-            threads: Vec::new(),
+            threads: Here::new(gpu, Vec::new()),
             memory: Memory { rings, indexes },
             queues: n,
             depth,
@@ -205,6 +206,9 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
+        if !self.threads.is_here() {
+            return;
+        }
         for thread in self.threads.drain(..) {
             // Passes are bounded, and each looks at `stop`.
             if thread.join().is_err() {

@@ -22,6 +22,7 @@ use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest}
 use crate::config::{HcaCores, OnError, Settings};
 use crate::connect::Destination;
 use crate::dma::Engine;
+use crate::fork::Here;
 use crate::memory::Memory;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, QpFault, Result};
@@ -32,8 +33,8 @@ const WORDS: usize = 1024;
 /// The software HCA with what it needs of the GPU.
 pub struct Soft {
     // Before the HCA: it says goodbye to the peers.
-    shm: Arc<Shm>,
-    hca: Hca,
+    shm: Here<Arc<Shm>>,
+    hca: Here<Hca>,
     driver: Option<Driver>,
     gpu: Gpu,
     id: u64,
@@ -60,13 +61,11 @@ impl Soft {
             drop_timeout: settings.quiesce,
             ..HcaConfig::default()
         };
-        let hca = Hca::new(config)?;
+        let hca = Here::new(gpu, Hca::new(config)?);
+        let importer = Arc::clone(engine) as Arc<dyn DeviceImporter>;
+        let shm = Shm::attach(&hca, ShmConfig::default(), Some(importer))?;
         Ok(Self {
-            shm: Shm::attach(
-                &hca,
-                ShmConfig::default(),
-                Some(Arc::clone(engine) as Arc<dyn DeviceImporter>),
-            )?,
+            shm: Here::new(gpu, shm),
             driver: caller.then(|| hca.driver()),
             dma: engine.dma(),
             id: rand::random(),
@@ -161,7 +160,7 @@ impl Soft {
 impl fmt::Debug for Soft {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Soft")
-            .field("hca", &self.hca)
+            .field("hca", &*self.hca)
             .field("id", &format_args!("{:#018x}", self.id))
             .finish_non_exhaustive()
     }
@@ -192,10 +191,12 @@ impl Provider for Soft {
     }
 
     fn alloc_pd(&self) -> Result<u32> {
+        self.gpu.check_process()?;
         Ok(self.hca.alloc_pd())
     }
 
     fn register(&self, request: &RegisterRequest<'_>) -> Result<Box<dyn ProviderMr>> {
+        self.gpu.check_process()?;
         let config = hca::MrConfig {
             memory: self.memory(request.memory)?,
             access: request.access,
@@ -204,10 +205,11 @@ impl Provider for Soft {
         };
         // SAFETY: `keep` is the memory itself; `Memory` gives out no references, and imported memory was promised to be used likewise.
         let mr = unsafe { self.hca.register(config)? };
-        Ok(Box::new(SoftMr(mr)))
+        Ok(Box::new(SoftMr(Here::new(&self.gpu, mr))))
     }
 
     fn create_qp(&self, request: QpRequest) -> Result<Box<dyn ProviderQp>> {
+        self.gpu.check_process()?;
         let (slot, doorbell) = self.doorbell(request.core)?;
         let log_entries = request.log_depth;
         let config = hca::QpConfig {
@@ -242,11 +244,14 @@ impl Provider for Soft {
             core: qp.core(),
             doorbell,
             timeout: self.timeout,
-            qp: RwLock::new(Life::Alive(qp)),
+            gpu: self.gpu.clone(),
+            qp: RwLock::new(Life::Alive(Here::new(&self.gpu, qp))),
         }))
     }
 
     fn next_error(&self, timeout: Duration) -> Option<AsyncError> {
+        // In a forked child nothing happens any more.
+        self.gpu.check_process().ok()?;
         let deadline = Instant::now() + timeout;
         loop {
             let event = self
@@ -281,7 +286,7 @@ impl Provider for Soft {
     }
 
     fn drive(&self) -> bool {
-        self.driver.as_ref().is_some_and(Driver::poll)
+        self.gpu.is_this_process() && self.driver.as_ref().is_some_and(Driver::poll)
     }
 
     fn relax_hook(&self) -> Option<RelaxHook> {
@@ -292,7 +297,7 @@ impl Provider for Soft {
     }
 }
 
-struct SoftMr(hca::Mr);
+struct SoftMr(Here<hca::Mr>);
 
 impl ProviderMr for SoftMr {
     fn key(&self) -> u32 {
@@ -300,7 +305,7 @@ impl ProviderMr for SoftMr {
     }
 
     fn deregister(self: Box<Self>, timeout: Duration) -> Result<()> {
-        Ok(self.0.deregister(timeout)?)
+        Ok(self.0.take()?.deregister(timeout)?)
     }
 }
 
@@ -310,17 +315,19 @@ struct SoftQp {
     core: usize,
     doorbell: u64,
     timeout: Duration,
+    gpu: Gpu,
     qp: RwLock<Life>,
 }
 
 enum Life {
-    Alive(HcaQp),
+    Alive(Here<HcaQp>),
     /// What it had done, and its first error.
     Over(QpCounters, ErrorWord),
 }
 
 impl SoftQp {
     fn alive<T>(&self, f: impl FnOnce(&HcaQp) -> T) -> Result<T> {
+        self.gpu.check_process()?;
         match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
             Life::Alive(qp) => Ok(f(qp)),
             Life::Over(..) => Err(Error::State {
@@ -385,13 +392,14 @@ impl ProviderQp for SoftQp {
     }
 
     fn destroy(&self, timeout: Duration) -> Result<()> {
+        self.gpu.check_process()?;
         let mut life = self.qp.write().unwrap_or_else(PoisonError::into_inner);
         let Life::Alive(qp) = &*life else {
             return Ok(());
         };
         let over = Life::Over(qp.counters(), qp.first_error().unwrap_or_default());
         match std::mem::replace(&mut *life, over) {
-            Life::Alive(qp) => Ok(qp.destroy(timeout)?),
+            Life::Alive(qp) => Ok(qp.take()?.destroy(timeout)?),
             Life::Over(..) => Ok(()),
         }
     }
