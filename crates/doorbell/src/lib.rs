@@ -49,7 +49,7 @@
 //! # Errors
 //!
 //! A call that fails says what, with which value, and what to do ([`Error`]). A work request that fails puts its queue pair
-//! into error: the kernel's wait returns the syndromes, [`Qp::error`] returns the same, [`Device::next_error`] reports it
+//! into error: the kernel's wait returns the syndromes, [`QpCore::error`] returns the same, [`Device::next_error`] reports it
 //! once. [`Qp::reset`] and [`Qp::connect`] bring the queue pair back, with the same number and the same export.
 //!
 //! # Memory, lifetimes, abandoned kernels
