@@ -18,6 +18,8 @@ use crate::args::{Place, Test};
 const BATCH: u64 = 256;
 /// How long copies are measured.
 const SPAN: Duration = Duration::from_millis(200);
+/// Bytes on each side beyond which no cache holds them.
+const WORKING_SET: u64 = 64 << 20;
 /// Rounds of a bare round trip.
 const ROUNDS: u64 = 20_000;
 
@@ -37,14 +39,17 @@ impl Baselines {
         if !case.baseline || case.test == Test::AtomicRate {
             return Ok(None);
         }
-        let key = (case.size, case.places(), case.local_mem, case.mem);
+        // As many windows as the threads have, up to where it no longer matters.
+        let places = case.places() * case.grid();
+        let places = places.min((WORKING_SET / case.size).max(case.places()));
+        let key = (case.size, places, case.local_mem, case.mem);
         if let Some((_, found)) = self.copies.iter().find(|(k, _)| *k == key) {
             return Ok(*found);
         }
         let on_gpu = case.mem == Place::Gpu || case.local_mem == Place::Gpu;
         let ns = match bench.device.gpu().copier() {
             Some(copier) if on_gpu => Some(copy_engine(case, bench, &copier)?),
-            _ => Some(baseline::memcpy_ns(case.size, case.places())),
+            _ => Some(baseline::memcpy_ns(case.size, places)),
         };
         self.copies.push((key, ns));
         Ok(ns)

@@ -11,6 +11,9 @@ use crate::args::{CqMode, Handler, Initiator, Link, PerfArgs, Place, Sharing, Te
 const CHECK_BYTES: u64 = 32 << 20;
 /// Messages that a checked round has at most, over all threads.
 const CHECK_MESSAGES: u64 = 1 << 20;
+/// The same for `--quick`: several rounds, with new bytes each, even of slow paths.
+const QUICK_BYTES: u64 = 16 << 20;
+const QUICK_MESSAGES: u64 = 1 << 17;
 /// What an unchecked run cycles through, per thread: perftest's cycle buffer.
 const CYCLE_BYTES: u64 = 4096;
 /// Payload memory on each side, checked or not.
@@ -50,6 +53,8 @@ pub(crate) struct Case {
     pub(crate) size: u64,
     pub(crate) limit: Limit,
     pub(crate) check: bool,
+    /// Rounds are small, and there are no more after a second.
+    pub(crate) quick: bool,
     /// Flip a byte before comparing, so that the check must fail.
     pub(crate) sabotage: bool,
     pub(crate) baseline: bool,
@@ -67,8 +72,12 @@ impl Case {
     pub(crate) fn places(&self) -> u64 {
         let stride = self.stride();
         let most = if self.check {
-            let bytes = CHECK_BYTES / self.grid() / stride;
-            bytes.clamp(1, (CHECK_MESSAGES / self.grid()).max(1))
+            let (bytes, messages) = if self.quick {
+                (QUICK_BYTES, QUICK_MESSAGES)
+            } else {
+                (CHECK_BYTES, CHECK_MESSAGES)
+            };
+            (bytes / self.grid() / stride).clamp(1, (messages / self.grid()).max(1))
         } else {
             (CYCLE_BYTES / stride).max(1)
         };
@@ -228,6 +237,7 @@ fn case(
         size,
         limit,
         check,
+        quick: args.quick,
         sabotage: args.sabotage,
         baseline: !args.no_baseline,
         timeout: args.timeout,

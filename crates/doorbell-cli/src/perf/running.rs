@@ -23,6 +23,8 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(crate) struct Running<'a> {
     bench: &'a Bench,
     launch: doorbell_gpu::Launch,
+    /// This thread runs a caller-driven engine while it waits.
+    drives: bool,
 }
 
 impl Bench {
@@ -53,6 +55,8 @@ impl Bench {
         Ok(Running {
             bench: self,
             launch,
+            // On the host GPU the kernel's own threads do.
+            drives: self.device.is_caller_driven() && gpu.is_cuda(),
         })
     }
 }
@@ -73,15 +77,18 @@ impl Watch<'_> {
 }
 
 impl Running<'_> {
+    /// Somebody else (a proxy's threads) runs a caller-driven engine.
+    pub(crate) fn driven_by_others(mut self) -> Self {
+        self.drives = false;
+        self
+    }
+
     /// Waits for the kernel's end; how long it ran.
     pub(crate) fn finish(mut self, watch: &mut Watch<'_>) -> Result<Duration> {
-        // On the host GPU the kernel's own threads drive a caller-driven engine.
-        let device = &self.bench.device;
-        let drive = device.is_caller_driven() && device.gpu().is_cuda();
         let mut seen = watch.executed();
         let mut since = Instant::now();
         loop {
-            if let Some(took) = self.slice(drive)? {
+            if let Some(took) = self.slice(self.drives)? {
                 return Ok(took);
             }
             let executed = watch.executed();
@@ -118,7 +125,8 @@ impl Running<'_> {
         }
         let until = Instant::now() + SLICE;
         while Instant::now() < until {
-            for _ in 0..64 {
+            // Asking the driver costs about a microsecond, so it is asked seldom.
+            for _ in 0..1024 {
                 self.bench.device.poll();
             }
             if self.launch.is_done()? {

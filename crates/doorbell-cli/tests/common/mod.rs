@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command, free of the caller's settings.
-pub fn doorbell(args: &[&str]) -> Command {
+pub(crate) fn doorbell(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
     command.args(args);
     for (name, _) in std::env::vars_os() {
@@ -23,12 +23,12 @@ pub fn doorbell(args: &[&str]) -> Command {
 }
 
 /// Runs it to its end; panics when it does not come.
-pub fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     finish(start(args), args)
 }
 
 /// Starts it with its output piped.
-pub fn start(args: &[&str]) -> Child {
+pub(crate) fn start(args: &[&str]) -> Child {
     doorbell(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -38,7 +38,7 @@ pub fn start(args: &[&str]) -> Child {
 }
 
 /// Waits for its end.
-pub fn finish(mut child: Child, args: &[&str]) -> Output {
+pub(crate) fn finish(mut child: Child, args: &[&str]) -> Output {
     let mut pipes = (child.stdout.take(), child.stderr.take());
     // Read while it runs: a full pipe would stop it.
     let reader = std::thread::spawn(move || {
@@ -72,7 +72,7 @@ pub fn finish(mut child: Child, args: &[&str]) -> Output {
 }
 
 /// Runs it, and panics unless it succeeds.
-pub fn succeed(args: &[&str]) -> String {
+pub(crate) fn succeed(args: &[&str]) -> String {
     let output = run(args);
     let (out, err) = texts(&output);
     assert!(
@@ -84,7 +84,7 @@ pub fn succeed(args: &[&str]) -> String {
 }
 
 /// Standard output and standard error.
-pub fn texts(output: &Output) -> (String, String) {
+pub(crate) fn texts(output: &Output) -> (String, String) {
     (
         String::from_utf8_lossy(&output.stdout).into_owned(),
         String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -92,7 +92,7 @@ pub fn texts(output: &Output) -> (String, String) {
 }
 
 /// Processes whose parent is `pid`.
-pub fn children(pid: u32) -> Vec<u32> {
+pub(crate) fn children(pid: u32) -> Vec<u32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
         let name = entry.file_name();
@@ -114,7 +114,7 @@ pub fn children(pid: u32) -> Vec<u32> {
 }
 
 /// Is there such a process, other than as a zombie?
-pub fn alive(pid: u32) -> bool {
+pub(crate) fn alive(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| {
         !s.rsplit_once(')')
             .is_some_and(|(_, r)| r.trim_start().starts_with('Z'))
@@ -122,7 +122,7 @@ pub fn alive(pid: u32) -> bool {
 }
 
 /// Ends one process for good.
-pub fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     let status = Command::new("kill")
         .args(["-9", &pid.to_string()])
         .status()
@@ -131,7 +131,7 @@ pub fn kill(pid: u32) {
 }
 
 /// Waits until `what` is true.
-pub fn wait_until(why: &str, mut what: impl FnMut() -> bool) {
+pub(crate) fn wait_until(why: &str, mut what: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !what() {
         assert!(Instant::now() < until, "{why} did not happen");
