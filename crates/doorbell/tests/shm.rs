@@ -222,8 +222,9 @@ fn both_processes_can_be_driven_by_their_callers() {
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn gpu_memory_of_another_process_is_reached() {
-    echo(cuda(), "gpu", Place::Gpu, Place::Host);
-    echo(cuda(), "gpu", Place::Gpu, Place::Gpu);
+    let device = cuda();
+    echo(device.clone(), "gpu", Place::Gpu, Place::Host);
+    echo(device, "gpu", Place::Gpu, Place::Gpu);
 }
 
 fn cuda() -> Device {
