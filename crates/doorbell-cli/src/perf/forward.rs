@@ -37,6 +37,11 @@ fn line(bench: &Bench, place: Place) -> Result<Memory> {
     Ok(bench.device.alloc(place, 64)?)
 }
 
+/// A GPU's warp reads a line faster than its thread; a host thread stands for both.
+fn lanes(bench: &Bench) -> Dims {
+    Dims::new(1, if bench.device.gpu().is_cuda() { 32 } else { 1 })
+}
+
 /// A message of a stream.
 fn message(stream: Stream, n: u64) -> [u64; WORDS] {
     std::array::from_fn(|i| stream.word(n * WORDS as u64 + i as u64))
@@ -149,7 +154,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         // SAFETY: the structure is this kernel's; queue, lines and status are of this bench and outlive the launch,
         // which is waited for here.
         let mut running =
-            unsafe { bench.start("forward", case.foreign.is_some(), Dims::new(1, 1), &params)? };
+            unsafe { bench.start("forward", case.foreign.is_some(), lanes(&bench), &params)? };
         let remote = arrives_mr.remote();
         let rounds = rounds(
             &bench,
@@ -283,7 +288,7 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
     };
     // SAFETY: the structure is this kernel's; both lines and the status are of this bench and outlive the launch, which is
     // waited for here.
-    let mut running = unsafe { bench.start("bare_echo", false, Dims::new(1, 1), &params)? };
+    let mut running = unsafe { bench.start("bare_echo", false, lanes(bench), &params)? };
     let deadline = Instant::now() + timeout;
     let mut samples = Vec::with_capacity(rounds as usize);
     let mut result = Ok(Line([0; 12]));
