@@ -78,6 +78,32 @@ fn a_killed_peer_is_an_error_within_the_time_out() {
 }
 
 #[test]
+fn a_stopped_peer_is_an_error_too() {
+    let args = [
+        "perf",
+        "put-lat",
+        "--link",
+        "shm",
+        "--secs",
+        "600",
+        "--timeout",
+        "3",
+    ];
+    let child = start(&args);
+    let pid = child.id();
+    wait_until("the peer process", || !children(pid).is_empty());
+    let peer = children(pid)[0];
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    // Alive, and never to answer again.
+    common::signal(peer, "-STOP");
+    let output = finish(child, &args);
+    let (out, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
+    assert!(err.contains("doorbell: put-lat"), "{err}");
+    wait_until("the stopped peer's end", || !alive(peer));
+}
+
+#[test]
 fn a_peer_does_not_outlive_its_parent() {
     let args = [
         "perf",

@@ -47,9 +47,11 @@ pub(crate) fn memcpy_ns(size: u64, window: u64) -> f64 {
 struct Line(AtomicU64);
 
 /// Median nanoseconds of a word's round trip between two CPU threads through memory: the least
-/// that two spinning threads can take. `None` with one processor, where nothing can spin for another.
-pub(crate) fn ping_pong_ns(timeout: Duration) -> Option<f64> {
-    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+/// that two spinning threads can take. The second runs on CPU `other` if this process is bound to
+/// one. `None` with one processor, where nothing can spin for another.
+pub(crate) fn ping_pong_ns(timeout: Duration, other: Option<usize>) -> Option<f64> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    if cpus < 2 && other.is_none() {
         return None;
     }
     const ROUNDS: u64 = 20_000;
@@ -58,6 +60,10 @@ pub(crate) fn ping_pong_ns(timeout: Duration) -> Option<f64> {
     let mut samples = Vec::with_capacity(ROUNDS as usize);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            if let Some(cpu) = other {
+                // Where that is refused, both share a processor, and the figure shows it.
+                let _ = crate::pin::to(cpu);
+            }
             for round in 1..=ROUNDS {
                 if !await_value(&there.0, round, deadline) {
                     return;
@@ -107,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_round_trip_ends() {
-        if let Some(ns) = ping_pong_ns(Duration::from_secs(20)) {
+        if let Some(ns) = ping_pong_ns(Duration::from_secs(20), None) {
             assert!(ns > 0.0);
         }
     }

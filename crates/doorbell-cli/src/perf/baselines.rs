@@ -31,9 +31,18 @@ type Path = (u64, u64, Place, Place);
 pub(crate) struct Baselines {
     copies: Vec<(Path, Option<f64>)>,
     round_trips: Vec<(String, Option<f64>)>,
+    /// The CPU that the second process is bound to.
+    other_cpu: Option<usize>,
 }
 
 impl Baselines {
+    pub(crate) fn new(other_cpu: Option<usize>) -> Self {
+        Self {
+            other_cpu,
+            ..Self::default()
+        }
+    }
+
     /// Nanoseconds to copy one message of `case` over its memory path.
     pub(crate) fn rate(&mut self, case: &Case, bench: &Bench) -> Result<Option<f64>> {
         if !case.baseline || case.test == Test::AtomicRate {
@@ -68,7 +77,7 @@ impl Baselines {
             let mut samples = forward::bare(bench, ROUNDS, case.timeout)?;
             crate::stats::summarise(&mut samples).map(|l| l.p50 as f64)
         } else {
-            baseline::ping_pong_ns(case.timeout)
+            baseline::ping_pong_ns(case.timeout, self.other_cpu)
         };
         self.round_trips.push((key, ns));
         Ok(ns)

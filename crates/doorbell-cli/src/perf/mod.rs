@@ -76,7 +76,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let mut context = Context {
         benches: Benches::new(config, args.module.as_deref())?,
         partner: None,
-        baselines: Baselines::default(),
+        baselines: Baselines::new(pins.and_then(|p| p.1)),
         progress: Progress::new(cases.len()),
     };
     let bench = context.benches.of(first)?;

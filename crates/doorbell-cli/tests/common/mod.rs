@@ -123,11 +123,16 @@ pub(crate) fn alive(pid: u32) -> bool {
 
 /// Ends one process for good.
 pub(crate) fn kill(pid: u32) {
+    signal(pid, "-KILL");
+}
+
+/// Sends one process a signal.
+pub(crate) fn signal(pid: u32, signal: &str) {
     let status = Command::new("kill")
-        .args(["-9", &pid.to_string()])
+        .args([signal, &pid.to_string()])
         .status()
         .expect("kill");
-    assert!(status.success(), "killing {pid}");
+    assert!(status.success(), "kill {signal} {pid}");
 }
 
 /// Waits until `what` is true.
