@@ -378,6 +378,10 @@ pub(crate) struct PerfArgs {
     #[arg(long, help_heading = "Load")]
     pub(crate) no_baseline: bool,
 
+    /// Say below each row what the engine did: where a rate saturates
+    #[arg(long, help_heading = "Output")]
+    pub(crate) counters: bool,
+
     /// Write results as JSON to FILE, or to standard output with `-`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) json: Option<PathBuf>,

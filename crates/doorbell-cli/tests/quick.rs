@@ -269,6 +269,12 @@ fn a_wrong_byte_is_found_told_and_fails_the_run() {
 }
 
 #[test]
+fn counters_say_what_the_engine_did() {
+    let out = succeed(&["perf", "put-bw", "--check", "--iters", "1000", "--counters"]);
+    assert!(out.contains("engine: 1,000 work requests in"), "{out}");
+}
+
+#[test]
 fn results_are_written_to_a_file_too() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("out.json");

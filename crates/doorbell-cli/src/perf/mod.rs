@@ -9,6 +9,7 @@ mod baselines;
 mod bench;
 mod check;
 mod end;
+mod engine;
 mod far;
 mod forward;
 mod latency;

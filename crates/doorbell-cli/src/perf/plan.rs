@@ -53,6 +53,8 @@ pub(crate) struct Case {
     pub(crate) size: u64,
     pub(crate) limit: Limit,
     pub(crate) check: bool,
+    /// Say what the engine did.
+    pub(crate) counters: bool,
     /// Rounds are small, and there are no more after a second.
     pub(crate) quick: bool,
     /// Flip a byte before comparing, so that the check must fail.
@@ -237,6 +239,7 @@ fn case(
         size,
         limit,
         check,
+        counters: args.counters,
         quick: args.quick,
         sabotage: args.sabotage,
         baseline: !args.no_baseline,

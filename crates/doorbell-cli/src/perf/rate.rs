@@ -13,6 +13,7 @@ use doorbell_kernels::params;
 
 use super::bench::Bench;
 use super::check::{Layout, Picture};
+use super::engine::Engine;
 use super::far::{Far, Meter, Order};
 use super::plan::{Case, Limit};
 use super::running::{Running, Statuses, Watch, first_failure};
@@ -240,6 +241,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         statuses,
     };
     let mut tally = Tally::default();
+    let before = Engine::read(&bench.device, &rig.qps);
     let progress = &mut context.progress;
     if case.check {
         checked(&mut rig, &mut tally, &mut |share| {
@@ -249,6 +251,10 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         unchecked(&mut rig, &mut tally, &mut |share| {
             progress.at(share, &case.label())
         })?;
+    }
+    if case.counters {
+        let after = Engine::read(&bench.device, &rig.qps);
+        tally.notes.push(after.since(&before));
     }
     if let Some(partner) = rig.far.partner() {
         let () = partner.ask("clear up", &Order::Clear)?;

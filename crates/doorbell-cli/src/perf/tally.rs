@@ -25,6 +25,8 @@ pub(crate) struct Tally {
     pub(crate) errors: u64,
     /// The first faults in words.
     pub(crate) faults: Vec<String>,
+    /// What else is worth a line below the row.
+    pub(crate) notes: Vec<String>,
 }
 
 /// A case's result and what was wrong.
@@ -100,7 +102,7 @@ impl Tally {
             outcome,
             compared: self.compared,
             faults: self.faults,
-            notes: Vec::new(),
+            notes: self.notes,
         }
     }
 }
