@@ -282,14 +282,14 @@ fn a_dead_peer_is_noticed_although_its_child_holds_the_socket() {
 #[test]
 fn a_stopped_peer_holds_memory_until_it_is_cut_off_and_dead() {
     let quick = ShmConfig {
-        step: Duration::from_secs(3),
+        step: Duration::from_secs(1),
         ..ShmConfig::default()
     };
     let mut a = attack("target", quick);
-    a.other.signal(libc::SIGSTOP);
+    a.other.stop();
     let mr = a.source.mr.take().unwrap();
     let key = mr.key();
-    match mr.deregister(Duration::from_secs(8)) {
+    match mr.deregister(Duration::from_secs(4)) {
         Err(HcaError::StillInUse {
             key: named, who, ..
         }) => {

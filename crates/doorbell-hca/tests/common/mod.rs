@@ -143,7 +143,8 @@ impl Rig {
     pub fn new() -> Self {
         Self::with(HcaConfig {
             stale_limit: Duration::from_millis(2),
-            rnr_limit: Duration::from_millis(5),
+            // An interpreter is slow: what is patience elsewhere is a blink there.
+            rnr_limit: Duration::from_millis(if cfg!(miri) { 3000 } else { 5 }),
             ..HcaConfig::caller_driven()
         })
     }

@@ -55,6 +55,18 @@ impl Other {
         assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
 
+    /// Stops it, and waits until all of its threads stand still.
+    pub fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: our own child; it is reported as stopped, not as ended, so it can be waited for again.
+        let pid = unsafe { libc::waitpid(self.0.id() as i32, &raw mut status, libc::WUNTRACED) };
+        assert!(
+            pid == self.0.id() as i32 && libc::WIFSTOPPED(status),
+            "{pid} {status:#x}"
+        );
+    }
+
     pub fn ended_well(mut self) {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
