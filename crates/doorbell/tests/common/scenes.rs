@@ -34,6 +34,8 @@ pub fn every_size(b: &Bench) {
 pub fn values(b: &Bench) {
     let qp = b.qp();
     let export = qp.export().unwrap();
+    // GPU memory comes as its last owner left it.
+    b.target.memory().fill(0).unwrap();
     let one = Dims::new(1, 1);
     let run = |kernel, params: &params::Rate| {
         let status = b.run(kernel, one, params);
