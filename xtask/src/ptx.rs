@@ -16,8 +16,32 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cargo::{cargo, output, run as run_command};
 
-/// The committed PTX, and the hashes of the sources it was built from.
-const PTX: &str = "crates/doorbell-kernels/ptx/doorbell.ptx";
+/// A committed PTX file.
+struct Module {
+    file: &'static str,
+    /// Cargo feature of doorbell-kernels that selects what is in it.
+    feature: Option<&'static str>,
+}
+
+impl Module {
+    /// The header whose functions must be there, all and no others.
+    fn declared<'a>(&self, header: &'a str) -> &'a str {
+        if self.feature.is_some() { header } else { "" }
+    }
+}
+
+/// The kernels, which are loaded at run time; and the functions for CUDA C++ code to link, which nobody loads alone.
+const MODULES: [Module; 2] = [
+    Module {
+        file: "crates/doorbell-kernels/ptx/doorbell.ptx",
+        feature: None,
+    },
+    Module {
+        file: "crates/doorbell-kernels/ptx/doorbell_device.ptx",
+        feature: Some("device-functions"),
+    },
+];
+/// The hashes of the sources they were built from.
 const SOURCES: &str = "crates/doorbell-kernels/ptx/doorbell.ptx.sources";
 const HEADER: &str = "crates/doorbell-kernels/include/doorbell_device.h";
 
@@ -45,38 +69,48 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
+    let header = fs::read_to_string(root.join(HEADER))?;
     if !args.check {
-        let ptx = build(root)?;
-        lint::check(&ptx, &fs::read_to_string(root.join(HEADER))?)?;
-        fs::write(root.join(PTX), &ptx)?;
+        for module in &MODULES {
+            let ptx = build(root, module)?;
+            lint::check(&ptx, module.declared(&header))?;
+            fs::write(root.join(module.file), &ptx)?;
+            println!("wrote {} ({} lines)", module.file, ptx.lines().count());
+        }
         fs::write(root.join(SOURCES), sources::hashes(root)?)?;
-        println!("wrote {PTX} ({} lines)", ptx.lines().count());
-    }
-    let committed =
-        fs::read_to_string(root.join(PTX)).with_context(|| format!("cannot read {PTX}"))?;
-    lint::check(&committed, &fs::read_to_string(root.join(HEADER))?)?;
-    println!("{PTX}: lint passed");
-    if args.stats {
-        print!("{}", lint::stats(&committed));
     }
     sources::verify(root, &fs::read_to_string(root.join(SOURCES))?)?;
-    println!("{PTX}: belongs to the sources (hashes)");
-    if args.check {
-        match missing(root) {
-            None => {
-                compare(&committed, &build(root)?)?;
-                println!("{PTX}: rebuilt, byte for byte the same");
-            }
-            Some(why) => {
-                println!("{PTX}: not rebuilt: {why}; the hashes of the sources stand for it")
-            }
-        }
-    }
-    let ptxas = args
+    println!("the PTX belongs to the sources (hashes)");
+    let given = args
         .ptxas
         .clone()
         .or_else(|| env::var_os("DOORBELL_PTXAS").map(PathBuf::from));
-    assemble(root, ptxas.as_deref())
+    let ptxas = find_ptxas(given.as_deref())?;
+    for module in &MODULES {
+        let file = module.file;
+        let committed =
+            fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"))?;
+        lint::check(&committed, module.declared(&header))?;
+        println!("{file}: lint passed");
+        if args.stats {
+            print!("{}", lint::stats(&committed));
+        }
+        match (args.check, missing(root)) {
+            (false, _) => {}
+            (true, None) => {
+                compare(file, &committed, &build(root, module)?)?;
+                println!("{file}: rebuilt, byte for byte the same");
+            }
+            (true, Some(why)) => {
+                println!("{file}: not rebuilt: {why}; the hashes of the sources stand for it");
+            }
+        }
+        match &ptxas {
+            Some(ptxas) => assemble(root, file, ptxas)?,
+            None => println!("{file}: not assembled: no ptxas on PATH (give --ptxas)"),
+        }
+    }
+    Ok(())
 }
 
 /// Why the PTX cannot be rebuilt here.
@@ -99,18 +133,30 @@ fn rustc() -> Command {
     Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
 }
 
-/// Builds the kernels and returns the PTX, cleaned.
-fn build(root: &Path) -> Result<String> {
+/// Builds a module and returns the PTX, cleaned.
+fn build(root: &Path, module: &Module) -> Result<String> {
     if let Some(why) = missing(root) {
         bail!("cannot build the PTX: {why}");
     }
     // A folder of its own, so that other builds neither wait for it nor are rebuilt.
     let base = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let target = base.join("ptx");
+    let features: &[&str] = match module.feature {
+        Some(feature) => &["--features", feature],
+        None => &[],
+    };
     let asm = target.join("nvptx64-nvidia-cuda/device/deps/doorbell_kernels.s");
-    // Cargo does not know of this output, and would not rebuild for its lack.
-    if !asm.exists() {
-        let _ = fs::remove_dir_all(target.join("nvptx64-nvidia-cuda"));
+    // Cargo does not know of this output, which both modules share, and would not rebuild for its lack.
+    let _ = fs::remove_file(&asm);
+    let fingerprints = target.join("nvptx64-nvidia-cuda/device/.fingerprint");
+    for entry in fs::read_dir(fingerprints).into_iter().flatten().flatten() {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("doorbell-kernels-")
+        {
+            fs::remove_dir_all(entry.path())?;
+        }
     }
     run_command(
         cargo(root)
@@ -134,6 +180,7 @@ fn build(root: &Path) -> Result<String> {
                 "nvptx64-nvidia-cuda",
                 "-Zbuild-std=core",
             ])
+            .args(features)
             .args(["--", "--emit=asm"]),
     )?;
     let raw = fs::read_to_string(&asm).with_context(|| format!("no PTX at {}", asm.display()))?;
@@ -206,7 +253,7 @@ fn last_identifier(symbol: &str) -> &str {
         .unwrap_or("f")
 }
 
-fn compare(committed: &str, built: &str) -> Result<()> {
+fn compare(file: &str, committed: &str, built: &str) -> Result<()> {
     if committed == built {
         return Ok(());
     }
@@ -216,31 +263,27 @@ fn compare(committed: &str, built: &str) -> Result<()> {
         .position(|(a, b)| a != b);
     let line = line.unwrap_or_else(|| committed.lines().count().min(built.lines().count()));
     bail!(
-        "{PTX} is not what the sources give: line {} is {:?}, should be {:?}; run `cargo xtask ptx` and commit",
+        "{file} is not what the sources give: line {} is {:?}, should be {:?}; run `cargo xtask ptx` and commit",
         line + 1,
         committed.lines().nth(line),
         built.lines().nth(line)
     );
 }
 
-/// Assembles the committed PTX for every target; refuses spills.
-fn assemble(root: &Path, given: Option<&Path>) -> Result<()> {
-    let Some(ptxas) = find_ptxas(given)? else {
-        println!("{PTX}: not assembled: no ptxas on PATH (give --ptxas)");
-        return Ok(());
-    };
+/// Assembles a committed file for every target; refuses spills.
+fn assemble(root: &Path, file: &str, ptxas: &Path) -> Result<()> {
     let out = env::temp_dir().join(format!("doorbell-ptx-{}.cubin", std::process::id()));
     for target in TARGETS {
-        let result = Command::new(&ptxas)
+        let result = Command::new(ptxas)
             .args(["-v", &format!("-arch={target}"), "-o"])
-            .args([&out, &root.join(PTX)])
+            .args([&out, &root.join(file)])
             .output()
             .with_context(|| format!("cannot start {}", ptxas.display()))?;
         let text = String::from_utf8_lossy(&result.stderr).into_owned()
             + &String::from_utf8_lossy(&result.stdout);
         ensure!(
             result.status.success(),
-            "ptxas -arch={target} refuses {PTX}:\n{text}"
+            "ptxas -arch={target} refuses {file}:\n{text}"
         );
         if let Some(line) = text.lines().find(|l| {
             l.contains("spill") && !l.contains("0 bytes spill stores, 0 bytes spill loads")
@@ -259,7 +302,7 @@ fn assemble(root: &Path, given: Option<&Path>) -> Result<()> {
             })
             .max()
             .unwrap_or(0);
-        println!("{PTX}: assembles for {target}, no spills, at most {most} registers");
+        println!("{file}: assembles for {target}, no spills, at most {most} registers");
     }
     let _ = fs::remove_file(out);
     Ok(())
@@ -303,8 +346,8 @@ mod tests {
 
     #[test]
     fn a_difference_names_its_line() {
-        let e = compare("a\nb\n", "a\nc\n").expect_err("they differ");
+        let e = compare("f", "a\nb\n", "a\nc\n").expect_err("they differ");
         assert!(e.to_string().contains("line 2"), "{e}");
-        compare("a\n", "a\n").expect("equal");
+        compare("f", "a\n", "a\n").expect("equal");
     }
 }

@@ -22,6 +22,7 @@ mod qp;
 pub mod scope;
 pub mod sites;
 mod wait;
+mod wr;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod host;
@@ -32,6 +33,6 @@ pub use arch::Arch;
 pub use doorbell_wire::{Chunk, Key, Remote};
 pub use error::{Error, Failure};
 pub use layout::QpHandle;
-pub use ops::{Fetch, Local, MAX_INLINE, Masked};
 pub use post::MAX_SLOTS;
-pub use qp::{Coalesce, Deadline, Post, Qp, Ticket};
+pub use qp::{Deadline, Post, Qp, Ticket};
+pub use wr::{Fetch, Local, MAX_INLINE, Masked, Wr};

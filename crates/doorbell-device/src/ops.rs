@@ -2,139 +2,170 @@
 //!
 //! Every call posts and returns a [`Ticket`] without waiting for the operation (waiting for room in the ring it may). Operations of one
 //! QP complete in order, and a signal becomes visible at its target only after the puts before it. Addresses are what the key's
-//! region says: offsets from its start, or virtual addresses. Encodings are `doorbell-wire`'s; the NIC's view of them is there.
+//! region says: offsets from its start, or virtual addresses. The WQEs are built in `wr.rs`.
 
-use doorbell_wire::{Chunk, Cqn, Key, Opcode, Remote, Width, flags, seg};
+use core::cell::Cell;
+
+use doorbell_wire::{Chunk, Cqn, Opcode, Remote, flags, seg};
 
 use crate::arch::Arch;
 use crate::error::Error;
 use crate::layout::{CqKind, GpuQp, QpExt, QpHandle};
-use crate::post::{MAX_SLOTS, Slot};
-use crate::qp::{Post, Qp, Ticket};
-use crate::scope::{Scope, Sharing};
-
-/// Longest transfer of one WQE here: 1 GiB (the format's limit is one byte less than 2 GiB).
-pub(crate) const PIECE: u64 = 1 << 30;
-/// Longest payload inside a one-slot WQE, in bytes.
-pub const MAX_INLINE: u32 = 28;
-
-/// Local memory of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Local {
-    /// Address in its region.
-    pub addr: u64,
-    /// Key of the region.
-    pub key: Key,
-    /// Bytes.
-    pub len: u64,
-}
-
-/// A 64-bit or 32-bit word that an atomic's old value goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fetch {
-    /// Address in its region, aligned to the operand.
-    pub addr: u64,
-    /// Key of the region.
-    pub key: Key,
-}
-
-/// WQEs that a transfer of `len` bytes takes: 1 GiB each, and one (a NOP) for none.
-#[inline(always)]
-fn pieces(len: u64) -> Result<u32, Error> {
-    if len <= PIECE {
-        return Ok(1);
-    }
-    let n = len.div_ceil(PIECE);
-    // One slot is left for what may follow (a signal, a dump).
-    if n < u64::from(MAX_SLOTS) {
-        Ok(n as u32)
-    } else {
-        Err(Error::INVALID)
-    }
-}
+use crate::post::{pack, unpack};
+use crate::qp::{Deadline, Post, Qp, Ticket};
+use crate::scope::{Coop, Scope, Sharing, Thread};
+use crate::wr::{Fetch, Local, MAX_INLINE, Masked, PIECE, Wr, begins, place};
 
 impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
-    /// The `k`-th piece of a transfer.
-    #[inline(always)]
-    fn transfer(
-        &self,
-        index: u64,
-        cq: u8,
-        op: Opcode,
-        k: u32,
-        remote: Remote,
-        local: Local,
-    ) -> Slot {
-        let at = u64::from(k) << 30;
-        let len = (local.len - at).min(PIECE) as u32;
-        // Zero bytes: a length field of 0 would mean 2 GiB.
-        let (op, ds) = if len == 0 { (Opcode::Nop, 1) } else { (op, 3) };
-        [
-            self.ctrl(index, op, 0, ds, cq),
-            seg::raddr(remote.addr.wrapping_add(at), remote.key),
-            seg::data(len, local.key, local.addr.wrapping_add(at)),
-            Chunk::ZERO,
-        ]
-    }
-
-    /// An atomic of one slot.
-    #[inline(always)]
-    fn atomic(
-        &self,
-        (index, cq): (u64, u8),
-        (op, width): (Opcode, Option<Width>),
-        remote: Remote,
-        operands: Chunk,
-        to: Fetch,
-    ) -> Slot {
-        let (opmod, len) = match width {
-            None => (0, 8),
-            Some(Width::Four) => (Width::Four.opmod(), 4),
-            Some(Width::Eight) => (Width::Eight.opmod(), 8),
-        };
-        [
-            self.ctrl(index, op, opmod, 4, cq),
-            seg::raddr(remote.addr, remote.key),
-            operands,
-            seg::data(len, to.key, to.addr),
-        ]
-    }
-
-    #[inline(always)]
-    const fn sink(&self) -> Fetch {
-        Fetch {
-            addr: self.sink.0,
-            key: self.sink.1,
-        }
-    }
-
-    #[inline(always)]
-    fn add_slot(&self, index: u64, cq: u8, remote: Remote, add: u64) -> Slot {
-        self.atomic(
-            (index, cq),
-            (Opcode::FetchAdd, None),
-            remote,
-            seg::atomic(add, add),
-            self.sink(),
-        )
-    }
-
-    /// Writes `local` to `remote`. More than 1 GiB takes several WQEs, up to 509 GiB.
+    /// Posts `wr`. A transfer of more than 1 GiB becomes several posts, of 1 GiB each, rung together.
     ///
     /// # Errors
-    /// [`Error::INVALID`] for a longer one, or a ring too small for it; the QP's first error; [`Error::NO_SPACE`] at the deadline.
+    /// [`Error::INVALID`] for what this QP cannot take (see the call of that name); the QP's first error, if it has one;
+    /// [`Error::NO_SPACE`] if the ring is full until the deadline (of a long transfer, a part may have been posted).
+    #[inline(always)]
+    pub fn submit(&self, wr: Wr, how: Post) -> Result<Ticket, Error> {
+        wr.check(self.cq_kind)?;
+        if !wr.is_long() {
+            let maker = self.maker();
+            return self.post::<false>(wr.slots(), wr.used(), how, |k, index, signal| {
+                let slot = maker.slot(&wr, k);
+                if begins(&wr, k) {
+                    place(slot, index, signal)
+                } else {
+                    slot
+                }
+            });
+        }
+        // One thread makes the detour: functions that are not inlined must not hold what several threads do together.
+        let turn = self.enter();
+        let mut ticket = 0;
+        if turn.acts {
+            let of = Qp::<A, Thread, M>::submit_called;
+            ticket = of(
+                self.arch,
+                self.handle(),
+                Some(self.maker().sink),
+                &[wr],
+                how,
+            );
+            self.reload();
+        }
+        self.leave(turn, ticket).map(Ticket)
+    }
+
+    /// [`Qp::submit`] as a function that is not inlined, on a queue that no [`Qp`] value holds at the moment: for code
+    /// with many calls, or whose calls are not known when it is compiled. Several operations are posted with one reservation and one
+    /// ring; the ticket is the last one's. `sink` as [`Qp::with_sink`] takes it, for a bare QP.
+    ///
+    /// # Errors
+    /// [`Error::INVALID`] for none, for more than [`crate::MAX_SLOTS`] slots, or for one of several that is longer than 1 GiB; as
+    /// [`Qp::submit`] and [`Qp::new`].
+    ///
+    /// # Safety
+    /// As [`Qp::new`].
+    #[inline(always)]
+    pub unsafe fn submit_at(
+        arch: A,
+        handle: QpHandle,
+        sink: Option<Fetch>,
+        wrs: &[Wr],
+        how: Post,
+    ) -> Result<Ticket, Error> {
+        const { assert!(matches!(S::COOP, Coop::Thread), "a call of one thread") };
+        unpack(Self::submit_called(arch, handle, sink, wrs, how)).map(Ticket)
+    }
+
+    #[inline(never)]
+    fn submit_called(arch: A, handle: QpHandle, sink: Option<Fetch>, wrs: &[Wr], how: Post) -> u64 {
+        pack(Self::again(arch, handle).and_then(|qp| {
+            let qp = match sink {
+                Some(sink) => qp.with_sink(sink.addr, sink.key),
+                None => qp,
+            };
+            let mut n = 0;
+            for wr in wrs {
+                wr.check(qp.cq_kind)?;
+                n += wr.slots();
+                if wr.is_long() && wrs.len() > 1 {
+                    return Err(Error::INVALID);
+                }
+            }
+            let [first, ..] = *wrs else {
+                return Err(Error::INVALID);
+            };
+            let (mut piece, mut rest) = (first, first);
+            let maker = qp.maker();
+            loop {
+                // The pieces of a long transfer, but for the last, are posts of their own.
+                let more = rest.is_long();
+                let (mut now, mut slots, mut how) = (wrs, n, how);
+                if more {
+                    (piece, rest) = rest.split();
+                    (slots, how) = (1, how.without_ringing());
+                } else if first.is_long() {
+                    piece = rest;
+                }
+                if first.is_long() {
+                    now = core::slice::from_ref(&piece);
+                }
+                // Which operation, and how many of its slots are done: slots are asked for in order.
+                let at = Cell::new((0_usize, 0_u32));
+                let ticket = qp.post::<false>(slots, 4, how, |_, index, signal| {
+                    let (which, k) = at.get();
+                    let Some(wr) = now.get(which) else {
+                        return [Chunk::ZERO; 4];
+                    };
+                    at.set(if k + 1 == wr.slots() {
+                        (which + 1, 0)
+                    } else {
+                        (which, k + 1)
+                    });
+                    let mut slot = [Chunk::ZERO; 4];
+                    maker.fill(wr, k, &mut slot);
+                    if begins(wr, k) {
+                        place(slot, index, signal)
+                    } else {
+                        slot
+                    }
+                })?;
+                if !more {
+                    return Ok(ticket.0);
+                }
+            }
+        }))
+    }
+
+    /// [`Qp::wait`] as a function that is not inlined; see [`Qp::submit_at`].
+    ///
+    /// # Errors
+    /// As [`Qp::wait`] and [`Qp::new`].
+    ///
+    /// # Safety
+    /// As [`Qp::new`].
+    #[inline(always)]
+    pub unsafe fn wait_at(
+        arch: A,
+        handle: QpHandle,
+        ticket: Ticket,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        const { assert!(matches!(S::COOP, Coop::Thread), "a call of one thread") };
+        unpack(Self::wait_seldom(arch, handle, ticket.0, deadline)).map(|_| ())
+    }
+
+    /// Writes `local` to `remote`.
+    ///
+    /// # Errors
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn put(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
-        let n = pieces(local.len)?;
-        self.post::<false>(n, 3, how, |k, index, cq| {
-            self.transfer(index, cq, Opcode::RdmaWrite, k, remote, local)
-        })
+        self.submit(Wr::Put { remote, local }, how)
     }
 
     /// `n` puts with one reservation and one ring: `what(k)` is the k-th, of at most 1 GiB.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// [`Error::INVALID`] for a longer one, or more than [`crate::MAX_SLOTS`]; as [`Qp::submit`].
     #[inline(always)]
     pub fn puts(
         &self,
@@ -145,16 +176,21 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         if n == 0 || (0..n).any(|k| what(k).1.len > PIECE) {
             return Err(Error::INVALID);
         }
-        self.post::<true>(n, 3, how, |k, index, cq| {
+        let maker = self.maker();
+        self.post::<true>(n, 3, how, |k, index, signal| {
             let (remote, local) = what(k);
-            self.transfer(index, cq, Opcode::RdmaWrite, 0, remote, local)
+            place(
+                maker.transfer(Opcode::RdmaWrite, remote, local),
+                index,
+                signal,
+            )
         })
     }
 
     /// Writes the low `len` bytes of `value` (1, 2, 4 or 8) to `remote`; they travel inside the WQE.
     ///
     /// # Errors
-    /// [`Error::INVALID`] for another length; as [`Qp::put`].
+    /// [`Error::INVALID`] for another length; as [`Qp::submit`].
     #[inline(always)]
     pub fn put_value(
         &self,
@@ -163,24 +199,14 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         len: u32,
         how: Post,
     ) -> Result<Ticket, Error> {
-        if !matches!(len, 1 | 2 | 4 | 8) {
-            return Err(Error::INVALID);
-        }
-        self.post::<false>(1, 3, how, |_, index, cq| {
-            [
-                self.ctrl(index, Opcode::RdmaWrite, 0, 3, cq),
-                seg::raddr(remote.addr, remote.key),
-                seg::inline8(value, len),
-                Chunk::ZERO,
-            ]
-        })
+        self.submit(Wr::PutValue { remote, value, len }, how)
     }
 
     /// Writes the first `len` bytes of `words`, which hold them in memory order, to `remote`; they travel inside the WQEs: 28 bytes
     /// each, written in order.
     ///
     /// # Errors
-    /// [`Error::INVALID`] for a length of 0 or beyond `words`; as [`Qp::put`].
+    /// [`Error::INVALID`] for a length of 0 or beyond `words`; as [`Qp::submit`].
     #[inline(always)]
     pub fn put_inline<const W: usize>(
         &self,
@@ -195,7 +221,8 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         // Loops over `words` end at a constant, so that it stays in registers.
         let word = |i: usize| if i < W { words[i] } else { 0 };
         let n = len.div_ceil(MAX_INLINE);
-        self.post::<false>(n, 4, how, |k, index, cq| {
+        let maker = self.maker();
+        self.post::<false>(n, 4, how, |k, index, signal| {
             let mut w = [0_u32; 7];
             for piece in 0..W.div_ceil(7) {
                 for (i, w) in w.iter_mut().enumerate() {
@@ -208,12 +235,18 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             }
             let at = k * MAX_INLINE;
             let len = (len - at).min(MAX_INLINE);
-            [
-                self.ctrl(index, Opcode::RdmaWrite, 0, 2 + seg::inline_ds(len), cq),
+            let slot = [
+                maker.ctrl(
+                    Opcode::RdmaWrite,
+                    0,
+                    2 + seg::inline_ds(len),
+                    flags::CQ_UPDATE,
+                ),
                 seg::raddr(remote.addr.wrapping_add(u64::from(at)), remote.key),
                 seg::inline_words(len, [w[0], w[1], w[2]]),
                 Chunk::from_words(w[3], w[4], w[5], w[6]),
-            ]
+            ];
+            place(slot, index, signal)
         })
     }
 
@@ -221,66 +254,43 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// HCA does); otherwise use [`Qp::get_visible`].
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn get(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
-        let n = pieces(local.len)?;
-        self.post::<false>(n, 3, how, |k, index, cq| {
-            self.transfer(index, cq, Opcode::RdmaRead, k, remote, local)
-        })
+        self.submit(Wr::Get { remote, local }, how)
     }
 
     /// [`Qp::get`] and a DUMP of the sink behind it, which a NIC completes only when what it wrote before is visible to the GPU.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn get_visible(&self, remote: Remote, local: Local, how: Post) -> Result<Ticket, Error> {
-        let n = pieces(local.len)?;
-        self.post::<false>(n + 1, 3, how, |k, index, cq| {
-            if k < n {
-                self.transfer(index, cq, Opcode::RdmaRead, k, remote, local)
-            } else {
-                self.dump_slot(index, cq)
-            }
-        })
+        self.submit(Wr::GetVisible { remote, local }, how)
     }
 
     /// A DUMP alone: complete when what earlier gets of this QP wrote is visible to the GPU.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn dump(&self, how: Post) -> Result<Ticket, Error> {
-        self.post::<false>(1, 2, how, |_, index, cq| self.dump_slot(index, cq))
-    }
-
-    #[inline(always)]
-    fn dump_slot(&self, index: u64, cq: u8) -> Slot {
-        let sink = self.sink();
-        [
-            self.ctrl(index, Opcode::Dump, 0, 2, cq | flags::FENCE_READS),
-            seg::data(1, sink.key, sink.addr),
-            Chunk::ZERO,
-            Chunk::ZERO,
-        ]
+        self.submit(Wr::Dump, how)
     }
 
     /// Adds to the 64-bit word at `remote`, after all earlier puts of this QP are visible there.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn signal_add(&self, remote: Remote, add: u64, how: Post) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            self.add_slot(index, cq, remote, add)
-        })
+        self.submit(Wr::SignalAdd { remote, add }, how)
     }
 
     /// [`Qp::put`], then [`Qp::signal_add`], with one ring.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn put_signal(
         &self,
@@ -290,21 +300,22 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         add: u64,
         how: Post,
     ) -> Result<Ticket, Error> {
-        let n = pieces(local.len)?;
-        self.post::<false>(n + 1, 4, how, |k, index, cq| {
-            if k < n {
-                self.transfer(index, cq, Opcode::RdmaWrite, k, remote, local)
-            } else {
-                self.add_slot(index, cq, signal, add)
-            }
-        })
+        self.submit(
+            Wr::PutSignal {
+                remote,
+                local,
+                signal,
+                add,
+            },
+            how,
+        )
     }
 
     /// [`Qp::put`], and, when it has completed, adds to a counter through the companion QP: the local side learns of the completion without
     /// polling. `counter` is what the companion reaches (usually a word of this process). The ticket is the put's.
     ///
     /// # Errors
-    /// [`Error::INVALID`] without a companion or on a collapsed CQ (whose CQEs a WAIT cannot count); as [`Qp::put`].
+    /// [`Error::INVALID`] without a companion or on a collapsed CQ (whose CQEs a WAIT cannot count); as [`Qp::submit`].
     #[inline(always)]
     pub fn put_counter(
         &self,
@@ -380,24 +391,19 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             self.arch
                 .load_const32(core::ptr::addr_of!((*of.qp).cq_sq.cq_num))
         };
-        self.post::<false>(2, 4, how, |k, index, cq| {
-            if k == 0 {
-                [
-                    self.ctrl(index, Opcode::Wait, 0, 2, cq),
-                    seg::wait(ticket.0 as u32, Cqn::truncate(cqn)),
-                    Chunk::ZERO,
-                    Chunk::ZERO,
-                ]
-            } else {
-                self.add_slot(index, cq, counter, add)
-            }
-        })
+        let wr = Wr::CountAfter {
+            cqn: Cqn::truncate(cqn),
+            completion: ticket.0 as u32,
+            counter,
+            add,
+        };
+        self.submit(wr, how)
     }
 
     /// Adds to the 64-bit word at `remote`; its old value goes to `to`, in host order.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn fetch_add(
         &self,
@@ -406,21 +412,13 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            self.atomic(
-                (index, cq),
-                (Opcode::FetchAdd, None),
-                remote,
-                seg::atomic(add, add),
-                to,
-            )
-        })
+        self.submit(Wr::FetchAdd { remote, add, to }, how)
     }
 
     /// Stores `swap` in the 64-bit word at `remote` if it holds `compare`; its old value goes to `to`, in host order.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn compare_swap(
         &self,
@@ -430,21 +428,21 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            self.atomic(
-                (index, cq),
-                (Opcode::CompareSwap, None),
+        self.submit(
+            Wr::CompareSwap {
                 remote,
-                seg::atomic(swap, compare),
+                compare,
+                swap,
                 to,
-            )
-        })
+            },
+            how,
+        )
     }
 
     /// 64-bit fetch and add in fields: carries stop after each bit set in `boundary`. The old value goes to `to`, in host order.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn masked_fetch_add(
         &self,
@@ -454,23 +452,22 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            let operands = seg::masked_fa8(add, boundary);
-            self.atomic(
-                (index, cq),
-                (Opcode::MaskedFetchAdd, Some(Width::Eight)),
+        self.submit(
+            Wr::MaskedFetchAdd {
                 remote,
-                operands,
+                add,
+                boundary,
                 to,
-            )
-        })
+            },
+            how,
+        )
     }
 
     /// 32-bit [`Qp::masked_fetch_add`] (`boundary` 0: a plain 32-bit fetch and add). The old value goes to `to` **big-endian**, as hardware
     /// delivers 4-byte results.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn masked_fetch_add32(
         &self,
@@ -480,22 +477,21 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            let operands = seg::masked_fa4(add, boundary);
-            self.atomic(
-                (index, cq),
-                (Opcode::MaskedFetchAdd, Some(Width::Four)),
+        self.submit(
+            Wr::MaskedFetchAdd32 {
                 remote,
-                operands,
+                add,
+                boundary,
                 to,
-            )
-        })
+            },
+            how,
+        )
     }
 
     /// 32-bit compare and swap of the bits under the masks. The old value goes to `to` **big-endian**.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn masked_compare_swap32(
         &self,
@@ -504,24 +500,14 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        self.post::<false>(1, 4, how, |_, index, cq| {
-            let operands =
-                seg::masked_cs4(swap.swap, swap.compare, swap.swap_mask, swap.compare_mask);
-            self.atomic(
-                (index, cq),
-                (Opcode::MaskedCompareSwap, Some(Width::Four)),
-                remote,
-                operands,
-                to,
-            )
-        })
+        self.submit(Wr::MaskedCompareSwap32 { remote, swap, to }, how)
     }
 
     /// 64-bit compare and swap of the bits under the masks, the one WQE of two slots; a NOP follows it, whose completion stands for
     /// both (a completion counter names a WQE's first slot only). The old value goes to `to`, in host order.
     ///
     /// # Errors
-    /// [`Error::INVALID`] on a per-slot CQ; as [`Qp::put`].
+    /// [`Error::INVALID`] on a per-slot CQ; as [`Qp::submit`].
     #[inline(always)]
     pub fn masked_compare_swap(
         &self,
@@ -530,64 +516,15 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         to: Fetch,
         how: Post,
     ) -> Result<Ticket, Error> {
-        if self.cq_kind == CqKind::PerSlot {
-            return Err(Error::INVALID);
-        }
-        let [values, masks] =
-            seg::masked_cs8(swap.swap, swap.compare, swap.swap_mask, swap.compare_mask);
-        self.post::<false>(3, 4, how, |k, index, cq| match k {
-            0 => [
-                self.ctrl(
-                    index,
-                    Opcode::MaskedCompareSwap,
-                    Width::Eight.opmod(),
-                    5,
-                    flags::CQ_ERROR_ONLY,
-                ),
-                seg::raddr(remote.addr, remote.key),
-                values,
-                masks,
-            ],
-            1 => [
-                seg::data(8, to.key, to.addr),
-                Chunk::ZERO,
-                Chunk::ZERO,
-                Chunk::ZERO,
-            ],
-            _ => self.nop_slot(index, cq),
-        })
+        self.submit(Wr::MaskedCompareSwap { remote, swap, to }, how)
     }
 
     /// A WQE that does nothing but complete in its turn.
     ///
     /// # Errors
-    /// As [`Qp::put`].
+    /// As [`Qp::submit`].
     #[inline(always)]
     pub fn nop(&self, how: Post) -> Result<Ticket, Error> {
-        self.post::<false>(1, 1, how, |_, index, cq| self.nop_slot(index, cq))
+        self.submit(Wr::Nop, how)
     }
-
-    #[inline(always)]
-    pub(crate) fn nop_slot(&self, index: u64, cq: u8) -> Slot {
-        [
-            self.ctrl(index, Opcode::Nop, 0, 1, cq),
-            Chunk::ZERO,
-            Chunk::ZERO,
-            Chunk::ZERO,
-        ]
-    }
-}
-
-/// Operands of a masked compare and swap: where `compare_mask` is set the old value must equal `compare`; then the bits of
-/// `swap_mask` take those of `swap`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Masked<T> {
-    /// What to compare with.
-    pub compare: T,
-    /// Which bits to compare.
-    pub compare_mask: T,
-    /// What to store.
-    pub swap: T,
-    /// Which bits to store.
-    pub swap_mask: T,
 }

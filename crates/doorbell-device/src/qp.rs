@@ -16,6 +16,7 @@ use crate::layout::{
 };
 use crate::scope::{Scope, Sharing, Thread, sharing};
 use crate::sites;
+use crate::wr::{Fetch, Maker};
 
 /// A moment of [`Arch::clock_ns`] at which a wait gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,17 +97,6 @@ impl Post {
     }
 }
 
-/// How lanes write the WQEs of a whole warp that posts to one QP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coalesce {
-    /// Each lane writes its own WQE.
-    Off,
-    /// Lanes exchange pieces so that each store instruction writes whole 64-byte WQEs; unused pieces are not written.
-    Used,
-    /// The same, unused pieces too.
-    Whole,
-}
-
 /// A queue pair, for calls by threads of scope `S`, shared by threads as `M` says.
 ///
 /// # Sharing
@@ -126,7 +116,6 @@ pub struct Qp<'a, A: Arch, S: Scope = Thread, M: Sharing = sharing::Gpu> {
     pub(crate) cq: *const u32,
     pub(crate) cq_kind: CqKind,
     pub(crate) soft: bool,
-    pub(crate) coalesce: Coalesce,
     pub(crate) sink: (u64, Key),
     /// Consumer index as last seen: older than the truth at worst, and in a register.
     pub(crate) seen: Cell<u64>,
@@ -193,7 +182,6 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
                 ))),
                 cq_kind: CqKind::from_raw((kind >> 8) as u8),
                 soft,
-                coalesce: Coalesce::Used,
                 sink,
                 seen: Cell::new(0),
                 next: Cell::new(if M::EXCLUSIVE {
@@ -217,13 +205,6 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
         }
     }
 
-    /// How whole warps write their WQEs.
-    #[inline(always)]
-    #[must_use]
-    pub const fn with_coalescing(self, coalesce: Coalesce) -> Self {
-        Self { coalesce, ..self }
-    }
-
     /// The same queue for calls of another scope.
     #[inline(always)]
     pub const fn scoped<T: Scope>(self) -> Qp<'a, A, T, M> {
@@ -240,7 +221,6 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
             cq,
             cq_kind,
             soft,
-            coalesce,
             sink,
             seen,
             next,
@@ -259,7 +239,6 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
             cq,
             cq_kind,
             soft,
-            coalesce,
             sink,
             seen,
             next,
@@ -289,6 +268,27 @@ impl<'a, A: Arch, S: Scope, M: Sharing> Qp<'a, A, S, M> {
     #[inline(always)]
     pub const fn arch(&self) -> A {
         self.arch
+    }
+
+    /// What this queue adds to the slots of an operation.
+    #[inline(always)]
+    pub(crate) const fn maker(&self) -> Maker {
+        Maker {
+            qpn: self.qpn,
+            sink: Fetch {
+                addr: self.sink.0,
+                key: self.sink.1,
+            },
+        }
+    }
+
+    /// After a function that was not inlined has used an exclusive queue: the index that is kept here.
+    #[inline(always)]
+    pub(crate) fn reload(&self) {
+        if M::EXCLUSIVE {
+            // SAFETY: a word of the QP, and one thread at a time uses it.
+            self.next.set(unsafe { self.arch.load_own64(self.rsvd()) });
+        }
     }
 
     #[inline(always)]

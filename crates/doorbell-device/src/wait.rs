@@ -100,7 +100,9 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// other than a ticket.
     #[inline(always)]
     pub fn error(&self) -> Option<Error> {
-        unpack(Self::look_for_error(self.arch, self.handle())).err()
+        unpack(Self::look_for_error(self.arch, self.handle()))
+            .map_err(|e| self.note(e))
+            .err()
     }
 
     #[cold]

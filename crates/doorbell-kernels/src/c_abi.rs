@@ -1,29 +1,40 @@
-//! The functions that CUDA C++ code links from the shipped PTX: see `include/doorbell_device.h`, which documents them.
+//! The functions that CUDA C++ code links from `ptx/doorbell_device.ptx`: see `include/doorbell_device.h`, which documents them.
 //!
 //! Each takes a queue handle by value and a time in nanoseconds, and returns 0 or an error number (`Error::code`); a posting
-//! function stores its ticket. They use GPU-wide sharing, or the one of the `flags`.
+//! function stores its ticket. They are small: each hands an operation as data to one function that is not inlined.
 
 use doorbell_device::{
-    Arch, Deadline, Error, Fetch, Key, Local, Masked, Post, Qp, QpHandle, Remote, Ticket,
+    Arch, Deadline, Error, Fetch, Key, Local, Masked, Post, Qp, QpHandle, Remote, Ticket, Wr,
     nvptx::Gpu,
     scope::{Sharing, Thread, sharing},
 };
 
-/// `DB_EXCLUSIVE`, `DB_BLOCK`: who shares the QP.
+/// `DOORBELL_EXCLUSIVE`, `DOORBELL_BLOCK`: who shares the QP.
 const EXCLUSIVE: u32 = 1;
 const BLOCK: u32 = 2;
-/// `DB_NO_RING`, `DB_NO_SPACE_CHECK`, `DB_SIGNAL_LAST`: how to post.
+/// `DOORBELL_NO_RING`, `DOORBELL_NO_SPACE_CHECK`, `DOORBELL_SIGNAL_LAST`: how to post.
 const NO_RING: u32 = 4;
 const NO_SPACE_CHECK: u32 = 8;
 const SIGNAL_LAST: u32 = 16;
 
-/// A call, for whatever sharing.
-trait Call {
-    fn run<M: Sharing>(self, qp: Qp<'_, Gpu, Thread, M>, how: Post) -> Result<u64, Error>;
+/// What a call does.
+#[derive(Clone, Copy)]
+enum Call {
+    Post(Wr),
+    PutCounter {
+        remote: Remote,
+        local: Local,
+        counter: Remote,
+        add: u64,
+    },
+    Ring,
+    Flush,
+    Wait(u64),
+    Poll(u64),
 }
 
-#[inline(always)]
-unsafe fn with(h: QpHandle, flags: u32, timeout_ns: u64, ticket: *mut u64, call: impl Call) -> u64 {
+#[inline(never)]
+unsafe fn call(q: QpHandle, call: &Call, flags: u32, timeout_ns: u64, ticket: *mut u64) -> u64 {
     let mut how = Post::by(Deadline::after(Gpu, timeout_ns));
     if flags & NO_RING != 0 {
         how = how.without_ringing();
@@ -37,9 +48,9 @@ unsafe fn with(h: QpHandle, flags: u32, timeout_ns: u64, ticket: *mut u64, call:
     // SAFETY: the C caller's promise: a handle of the host library, used by others only as the flags allow.
     let result = unsafe {
         match flags & (EXCLUSIVE | BLOCK) {
-            0 => Qp::<_, _, sharing::Gpu>::new(Gpu, h).and_then(|qp| call.run(qp, how)),
-            BLOCK => Qp::<_, _, sharing::Block>::new(Gpu, h).and_then(|qp| call.run(qp, how)),
-            _ => Qp::<_, _, sharing::Exclusive>::new(Gpu, h).and_then(|qp| call.run(qp, how)),
+            0 => call_as::<sharing::Gpu>(q, call, how),
+            BLOCK => call_as::<sharing::Block>(q, call, how),
+            _ => call_as::<sharing::Exclusive>(q, call, how),
         }
     };
     match result {
@@ -54,8 +65,38 @@ unsafe fn with(h: QpHandle, flags: u32, timeout_ns: u64, ticket: *mut u64, call:
     }
 }
 
-macro_rules! posting {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $t:ty),*) = |$qp:ident, $how:ident| $body:expr;)+) => {$(
+#[inline(always)]
+unsafe fn call_as<M: Sharing>(q: QpHandle, call: &Call, how: Post) -> Result<u64, Error> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Call::Post(wr) = call {
+            return Qp::<Gpu, Thread, M>::submit_at(Gpu, q, None, core::slice::from_ref(wr), how)
+                .map(|t| t.0);
+        }
+        if let Call::Wait(which) = *call {
+            return Qp::<Gpu, Thread, M>::wait_at(Gpu, q, Ticket(which), how.deadline)
+                .map(|()| which);
+        }
+        let qp = Qp::<Gpu, Thread, M>::new(Gpu, q)?;
+        match *call {
+            Call::PutCounter {
+                remote,
+                local,
+                counter,
+                add,
+            } => qp
+                .put_counter(remote, local, counter, add, how)
+                .map(|t| t.0),
+            Call::Ring => qp.ring(how.deadline).map(|()| 0),
+            Call::Flush => qp.flush(how.deadline).map(|()| 0),
+            Call::Poll(which) => qp.poll(Ticket(which)).map(u64::from),
+            Call::Post(_) | Call::Wait(_) => Err(Error::INVALID),
+        }
+    }
+}
+
+macro_rules! functions {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $t:ty),*) = $call:expr;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
@@ -64,16 +105,8 @@ macro_rules! posting {
         pub unsafe extern "C" fn $name(
             q: QpHandle, $($arg: $t,)* flags: u32, timeout_ns: u64, ticket: *mut u64,
         ) -> u64 {
-            struct Args { $($arg: $t),* }
-            impl Call for Args {
-                #[inline(always)]
-                fn run<M: Sharing>(self, $qp: Qp<'_, Gpu, Thread, M>, $how: Post) -> Result<u64, Error> {
-                    let Self { $($arg),* } = self;
-                    $body.map(|t: Ticket| t.0)
-                }
-            }
             // SAFETY: the C caller's promise.
-            unsafe { with(q, flags, timeout_ns, ticket, Args { $($arg),* }) }
+            unsafe { call(q, &$call, flags, timeout_ns, ticket) }
         }
     )+};
 }
@@ -103,70 +136,81 @@ const fn fetch(addr: u64, key: u32) -> Fetch {
     }
 }
 
-posting! {
+functions! {
     /// RDMA WRITE.
     fn db_put(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64) =
-        |qp, how| qp.put(remote(raddr, rkey), local(laddr, lkey, len), how);
+        Call::Post(Wr::Put { remote: remote(raddr, rkey), local: local(laddr, lkey, len) });
     /// RDMA WRITE of a value of 1, 2, 4 or 8 bytes.
     fn db_put_value(raddr: u64, rkey: u32, value: u64, len: u32) =
-        |qp, how| qp.put_value(remote(raddr, rkey), value, len, how);
+        Call::Post(Wr::PutValue { remote: remote(raddr, rkey), value, len });
     /// RDMA WRITE, then an addition to a signal.
     fn db_put_signal(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64, saddr: u64, skey: u32, add: u64) =
-        |qp, how| qp.put_signal(remote(raddr, rkey), local(laddr, lkey, len), remote(saddr, skey), add, how);
+        Call::Post(Wr::PutSignal {
+            remote: remote(raddr, rkey),
+            local: local(laddr, lkey, len),
+            signal: remote(saddr, skey),
+            add,
+        });
     /// RDMA WRITE, then, when it is complete, an addition to a local counter.
     fn db_put_counter(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64, caddr: u64, ckey: u32, add: u64) =
-        |qp, how| qp.put_counter(remote(raddr, rkey), local(laddr, lkey, len), remote(caddr, ckey), add, how);
+        Call::PutCounter {
+            remote: remote(raddr, rkey),
+            local: local(laddr, lkey, len),
+            counter: remote(caddr, ckey),
+            add,
+        };
     /// RDMA READ.
     fn db_get(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64) =
-        |qp, how| qp.get(remote(raddr, rkey), local(laddr, lkey, len), how);
+        Call::Post(Wr::Get { remote: remote(raddr, rkey), local: local(laddr, lkey, len) });
     /// RDMA READ and DUMP.
     fn db_get_visible(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64) =
-        |qp, how| qp.get_visible(remote(raddr, rkey), local(laddr, lkey, len), how);
+        Call::Post(Wr::GetVisible { remote: remote(raddr, rkey), local: local(laddr, lkey, len) });
     /// Addition to a signal.
-    fn db_signal_add(saddr: u64, skey: u32, add: u64) = |qp, how| qp.signal_add(remote(saddr, skey), add, how);
+    fn db_signal_add(saddr: u64, skey: u32, add: u64) =
+        Call::Post(Wr::SignalAdd { remote: remote(saddr, skey), add });
     /// 64-bit fetch and add.
     fn db_fetch_add(raddr: u64, rkey: u32, add: u64, laddr: u64, lkey: u32) =
-        |qp, how| qp.fetch_add(remote(raddr, rkey), add, fetch(laddr, lkey), how);
+        Call::Post(Wr::FetchAdd { remote: remote(raddr, rkey), add, to: fetch(laddr, lkey) });
     /// 64-bit compare and swap.
     fn db_compare_swap(raddr: u64, rkey: u32, compare: u64, swap: u64, laddr: u64, lkey: u32) =
-        |qp, how| qp.compare_swap(remote(raddr, rkey), compare, swap, fetch(laddr, lkey), how);
+        Call::Post(Wr::CompareSwap { remote: remote(raddr, rkey), compare, swap, to: fetch(laddr, lkey) });
     /// 32-bit fetch and add; the result is big-endian.
     fn db_fetch_add32(raddr: u64, rkey: u32, add: u32, laddr: u64, lkey: u32) =
-        |qp, how| qp.masked_fetch_add32(remote(raddr, rkey), add, 0, fetch(laddr, lkey), how);
+        Call::Post(Wr::MaskedFetchAdd32 {
+            remote: remote(raddr, rkey),
+            add,
+            boundary: 0,
+            to: fetch(laddr, lkey),
+        });
     /// 64-bit fetch and add in fields.
     fn db_masked_fetch_add(raddr: u64, rkey: u32, add: u64, boundary: u64, laddr: u64, lkey: u32) =
-        |qp, how| qp.masked_fetch_add(remote(raddr, rkey), add, boundary, fetch(laddr, lkey), how);
+        Call::Post(Wr::MaskedFetchAdd { remote: remote(raddr, rkey), add, boundary, to: fetch(laddr, lkey) });
     /// 32-bit compare and swap; the result is big-endian.
     fn db_compare_swap32(raddr: u64, rkey: u32, compare: u32, swap: u32, laddr: u64, lkey: u32) =
-        |qp, how| qp.masked_compare_swap32(
-            remote(raddr, rkey),
-            Masked { compare, compare_mask: u32::MAX, swap, swap_mask: u32::MAX },
-            fetch(laddr, lkey),
-            how,
-        );
+        Call::Post(Wr::MaskedCompareSwap32 {
+            remote: remote(raddr, rkey),
+            swap: Masked { compare, compare_mask: u32::MAX, swap, swap_mask: u32::MAX },
+            to: fetch(laddr, lkey),
+        });
     /// 64-bit compare and swap under masks.
     fn db_masked_compare_swap(
         raddr: u64, rkey: u32, compare: u64, compare_mask: u64, swap: u64, swap_mask: u64, laddr: u64, lkey: u32
     ) =
-        |qp, how| qp.masked_compare_swap(
-            remote(raddr, rkey),
-            Masked { compare, compare_mask, swap, swap_mask },
-            fetch(laddr, lkey),
-            how,
-        );
+        Call::Post(Wr::MaskedCompareSwap {
+            remote: remote(raddr, rkey),
+            swap: Masked { compare, compare_mask, swap, swap_mask },
+            to: fetch(laddr, lkey),
+        });
     /// Nothing, in its turn.
-    fn db_nop() = |qp, how| qp.nop(how);
+    fn db_nop() = Call::Post(Wr::Nop);
     /// Rings for what was posted without ringing.
-    fn db_ring() = |qp, how| qp.ring(how.deadline).map(|()| Ticket(0));
+    fn db_ring() = Call::Ring;
     /// Rings if needed and waits for everything published.
-    fn db_flush() = |qp, how| qp.flush(how.deadline).map(|()| Ticket(0));
+    fn db_flush() = Call::Flush;
     /// Waits for an operation.
-    fn db_wait(which: u64) = |qp, how| qp.wait(Ticket(which), how.deadline).map(|()| Ticket(which));
+    fn db_wait(which: u64) = Call::Wait(which);
     /// Looks whether an operation is complete: the "ticket" is 1 if so, else 0.
-    fn db_poll(which: u64) = |qp, how| {
-        let _: Post = how;
-        qp.poll(Ticket(which)).map(|done| Ticket(u64::from(done)))
-    };
+    fn db_poll(which: u64) = Call::Poll(which);
 }
 
 /// Waits until the 64-bit word at `at`, counting up, reaches `value`; returns 0, or the code of a time-out.

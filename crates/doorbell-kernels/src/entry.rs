@@ -4,7 +4,7 @@ use crate::{latency, proxy, rate, selftest};
 
 macro_rules! kernels {
     ($($(#[$doc:meta])* $name:ident($params:ty) = $body:path;)+) => {
-        #[cfg(target_arch = "nvptx64")]
+        #[cfg(all(target_arch = "nvptx64", not(feature = "device-functions")))]
         mod ptx {
             #[allow(unused_imports)]
             use super::*;

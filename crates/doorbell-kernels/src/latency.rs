@@ -1,7 +1,7 @@
 //! How long a message takes: two ends that answer one another, a read at a time, and an echo to the CPU.
 
 use doorbell_device::{
-    Arch, Chunk, Deadline, Error, Key, Local, Post, Qp, Remote,
+    Arch, Chunk, Deadline, Error, Key, Local, Post, Qp, Remote, Wr,
     scope::{Thread, sharing},
     sites,
 };
@@ -56,17 +56,27 @@ fn word(at: u64) -> *mut u64 {
 
 /// What one end does in one round.
 trait Round: Copy {
-    /// Sends message number `n` (from 1).
-    unsafe fn send<A: Arch>(
-        self,
-        qp: &Alone<'_, A>,
-        p: &Latency,
-        end: &End,
-        n: u64,
-        how: Post,
-    ) -> Result<(), Error>;
+    /// What sends message number `n` (from 1); writes the number where the message lies.
+    unsafe fn message<A: Arch>(self, a: A, p: &Latency, end: &End, n: u64) -> Wr;
     /// Pointer to the word that counts the other end's messages.
     fn arrivals(self, p: &Latency, end: &End) -> u64;
+}
+
+#[inline(always)]
+fn there(end: &End) -> Remote {
+    Remote {
+        addr: end.remote_addr,
+        key: Key(end.remote_key),
+    }
+}
+
+#[inline(always)]
+fn here(end: &End, len: u64) -> Local {
+    Local {
+        addr: end.send_addr,
+        key: Key(end.send_key),
+        len,
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -74,32 +84,21 @@ struct ByPut;
 
 impl Round for ByPut {
     #[inline(always)]
-    unsafe fn send<A: Arch>(
-        self,
-        qp: &Alone<'_, A>,
-        p: &Latency,
-        end: &End,
-        n: u64,
-        how: Post,
-    ) -> Result<(), Error> {
-        let remote = Remote {
-            addr: end.remote_addr,
-            key: Key(end.remote_key),
-        };
+    unsafe fn message<A: Arch>(self, a: A, p: &Latency, end: &End, n: u64) -> Wr {
+        let remote = there(end);
         if p.inline != 0 && p.size == 8 {
-            return qp.put_value(remote, n, 8, how).map(|_| ());
+            return Wr::PutValue {
+                remote,
+                value: n,
+                len: 8,
+            };
         }
         // SAFETY: the caller's promise: `send` is a message of `size` bytes, and the last one has been received, so has left.
-        unsafe {
-            qp.arch()
-                .store64(word(end.send + p.size - 8), n, sites::DATA)
-        };
-        let local = Local {
-            addr: end.send_addr,
-            key: Key(end.send_key),
-            len: p.size,
-        };
-        qp.put(remote, local, how).map(|_| ())
+        unsafe { a.store64(word(end.send + p.size - 8), n, sites::DATA) };
+        Wr::Put {
+            remote,
+            local: here(end, p.size),
+        }
     }
 
     #[inline(always)]
@@ -113,30 +112,19 @@ struct BySignal;
 
 impl Round for BySignal {
     #[inline(always)]
-    unsafe fn send<A: Arch>(
-        self,
-        qp: &Alone<'_, A>,
-        p: &Latency,
-        end: &End,
-        n: u64,
-        how: Post,
-    ) -> Result<(), Error> {
+    unsafe fn message<A: Arch>(self, a: A, p: &Latency, end: &End, n: u64) -> Wr {
         // SAFETY: as `ByPut`.
-        unsafe { qp.arch().store64(word(end.send), n, sites::DATA) };
-        let remote = Remote {
-            addr: end.remote_addr,
-            key: Key(end.remote_key),
-        };
-        let local = Local {
-            addr: end.send_addr,
-            key: Key(end.send_key),
-            len: p.size,
-        };
+        unsafe { a.store64(word(end.send), n, sites::DATA) };
         let signal = Remote {
             addr: end.signal_addr,
             key: Key(end.signal_key),
         };
-        qp.put_signal(remote, local, signal, 1, how).map(|_| ())
+        Wr::PutSignal {
+            remote: there(end),
+            local: here(end, p.size),
+            signal,
+            add: 1,
+        }
     }
 
     #[inline(always)]
@@ -152,7 +140,7 @@ impl Round for BySignal {
 #[inline(always)]
 pub(crate) unsafe fn put<A: Arch>(a: A, p: &Latency) {
     // SAFETY: the caller's promise.
-    unsafe { play(a, p, |end, status| ping_pong(a, p, end, ByPut, status)) }
+    unsafe { play(a, p, |p, end, status| ping_pong(a, p, end, ByPut, status)) }
 }
 
 /// `signal_lat`.
@@ -162,7 +150,11 @@ pub(crate) unsafe fn put<A: Arch>(a: A, p: &Latency) {
 #[inline(always)]
 pub(crate) unsafe fn signal<A: Arch>(a: A, p: &Latency) {
     // SAFETY: the caller's promise.
-    unsafe { play(a, p, |end, status| ping_pong(a, p, end, BySignal, status)) }
+    unsafe {
+        play(a, p, |p, end, status| {
+            ping_pong(a, p, end, BySignal, status)
+        })
+    }
 }
 
 /// `get_lat`.
@@ -173,21 +165,12 @@ pub(crate) unsafe fn signal<A: Arch>(a: A, p: &Latency) {
 pub(crate) unsafe fn get<A: Arch>(a: A, p: &Latency) {
     // SAFETY: the caller's promise.
     unsafe {
-        play(a, p, |end, status| {
+        play(a, p, |p, (_, end), status| {
             let deadline = Deadline::after(a, p.deadline_ns);
             let qp = Alone::new(a, end.qp)?;
             for n in 0..p.iters {
                 let start = a.clock_ns();
-                let remote = Remote {
-                    addr: end.remote_addr,
-                    key: Key(end.remote_key),
-                };
-                let local = Local {
-                    addr: end.send_addr,
-                    key: Key(end.send_key),
-                    len: p.size,
-                };
-                let ticket = qp.get(remote, local, Post::by(deadline))?;
+                let ticket = qp.get(there(end), here(end, p.size), Post::by(deadline))?;
                 status.posted = n + 1;
                 qp.wait(ticket, deadline)?;
                 status.completed = n + 1;
@@ -200,18 +183,24 @@ pub(crate) unsafe fn get<A: Arch>(a: A, p: &Latency) {
 
 /// Has thread 0 of each block play its end, and reports.
 #[inline(always)]
-unsafe fn play<A: Arch>(a: A, p: &Latency, f: impl Fn(&End, &mut Status) -> Result<(), Error>) {
+unsafe fn play<A: Arch>(
+    a: A,
+    p: &Latency,
+    f: impl Fn(&Latency, (bool, &End), &mut Status) -> Result<(), Error>,
+) {
     let which = p.first.wrapping_add(a.block());
     if a.thread() != 0 || which > 1 {
         return;
     }
-    let end = if which == 0 { &p.ends[0] } else { &p.ends[1] };
+    // Copies, in registers: the queue's accesses would force the parameters to be read again each time.
+    let end = if which == 0 { p.ends[0] } else { p.ends[1] };
+    let p = *p;
     let start = a.clock_ns();
     let mut status = Status::default();
     let result = if p.size < 8 || !p.size.is_multiple_of(8) {
         Err(Error::INVALID)
     } else {
-        f(end, &mut status)
+        f(&p, (which == 0, &end), &mut status)
     };
     if let Err(e) = result {
         status.error = e.code();
@@ -235,33 +224,34 @@ unsafe fn sample<A: Arch>(a: A, end: &End, n: u64, ns: u64) {
 unsafe fn ping_pong<A: Arch>(
     a: A,
     p: &Latency,
-    end: &End,
+    (begins, end): (bool, &End),
     round: impl Round,
     status: &mut Status,
 ) -> Result<(), Error> {
     let deadline = Deadline::after(a, p.deadline_ns);
     // SAFETY: the caller's promise.
     let qp = unsafe { Alone::new(a, end.qp)? };
-    let begins = core::ptr::eq(end, &raw const p.ends[0]);
     let how = Post::by(deadline);
     let arrivals = round.arrivals(p, end);
+    let ahead = u64::from(begins);
     let mut start = a.clock_ns();
-    for n in 1..=p.iters {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if begins {
-                round.send(&qp, p, end, n, how)?;
-                status.posted = n;
-                await_word(a, arrivals, n, deadline, || qp.error())?;
-            } else {
-                await_word(a, arrivals, n, deadline, || qp.error())?;
-                round.send(&qp, p, end, n, how)?;
-                status.posted = n;
-            }
+    for n in 0..=p.iters {
+        if n != 0 {
+            // SAFETY: the caller's promise.
+            unsafe { await_word(a, arrivals, n, deadline, || qp.error())? };
             status.completed = n;
             let now = a.clock_ns();
-            sample(a, end, n - 1, now - start);
+            // SAFETY: the caller's promise.
+            unsafe { sample(a, end, n - 1, now - start) };
             start = now;
+        }
+        // The end that begins is one message ahead.
+        let next = n + ahead;
+        if next != 0 && next <= p.iters {
+            // SAFETY: the caller's promise.
+            let wr = unsafe { round.message(a, p, end, next) };
+            qp.submit(wr, how)?;
+            status.posted = next;
         }
     }
     qp.flush(deadline)
@@ -283,10 +273,15 @@ pub(crate) unsafe fn forward<A: Arch>(a: A, p: &Forward) {
             };
             for n in 1..=p.iters {
                 let line = message(a, p.line, n as u32, deadline, || qp.error())?;
-                qp.put_inline(remote, line.0, Line::BYTES, Post::by(deadline))?;
+                if a.thread() == 0 {
+                    qp.put_inline(remote, line.0, Line::BYTES, Post::by(deadline))?;
+                }
                 *answered = n;
             }
-            qp.flush(deadline)
+            if a.thread() == 0 {
+                qp.flush(deadline)?;
+            }
+            Ok(())
         });
     }
 }
@@ -302,10 +297,13 @@ pub(crate) unsafe fn bare_echo<A: Arch>(a: A, p: &Forward) {
         echo(a, p, |p, deadline, answered| {
             let to = core::ptr::with_exposed_provenance_mut::<Chunk>(p.answer as usize);
             for n in 1..=p.iters {
-                let Line(l) = message(a, p.line, n as u32, deadline, || None)?;
-                a.store_unit(to, Chunk::from_words(l[0], l[1], l[2], l[3]));
-                a.store_unit(to.add(1), Chunk::from_words(l[4], l[5], l[6], l[7]));
-                a.store_unit(to.add(2), Chunk::from_words(l[8], l[9], l[10], l[11]));
+                let line = message(a, p.line, n as u32, deadline, || None)?;
+                for unit in 0..UNITS {
+                    // A warp stores the line with one instruction.
+                    if unit == a.thread() || a.threads() == 1 {
+                        a.store_unit(to.add(unit as usize), unit_of(&line, unit));
+                    }
+                }
                 *answered = n;
             }
             Ok(())
@@ -313,7 +311,21 @@ pub(crate) unsafe fn bare_echo<A: Arch>(a: A, p: &Forward) {
     }
 }
 
-/// Waits for message `n`. Each poll reads the whole line, so that the payload is there with the flag.
+/// Units of a [`Line`].
+const UNITS: u32 = 3;
+
+#[inline(always)]
+fn unit_of(line: &Line, unit: u32) -> Chunk {
+    let l = &line.0;
+    match unit {
+        0 => Chunk::from_words(l[0], l[1], l[2], l[3]),
+        1 => Chunk::from_words(l[4], l[5], l[6], l[7]),
+        _ => Chunk::from_words(l[8], l[9], l[10], l[11]),
+    }
+}
+
+/// Waits for message `n`. Each poll reads the whole line, so that the payload is there with the flag. A warp reads it with one
+/// instruction, a unit a lane: loads of host memory that one thread issues after one another take their round trips one by one.
 #[inline(always)]
 unsafe fn message<A: Arch>(
     a: A,
@@ -323,59 +335,70 @@ unsafe fn message<A: Arch>(
     error: impl Fn() -> Option<Error>,
 ) -> Result<Line, Error> {
     let from = core::ptr::with_exposed_provenance::<Chunk>(line as usize);
+    let g = a.warp();
     let mut polls = 0_u32;
     loop {
         // SAFETY: the caller's promise: a 64-byte line.
         let [u0, u1, u2] = unsafe {
-            [
-                a.load_unit(from),
-                a.load_unit(from.add(1)),
-                a.load_unit(from.add(2)),
-            ]
+            if A::LANES > 1 && g.size == A::LANES {
+                let place = g.rank & 3;
+                let own = a.load_unit(from.add(place.min(UNITS - 1) as usize));
+                let [x1, x2, x3] = [1, 2, 3].map(|xor| {
+                    Chunk([
+                        a.shfl_xor64(g, own.0[0], xor),
+                        a.shfl_xor64(g, own.0[1], xor),
+                    ])
+                });
+                // Lane `place` of four holds unit `place`, and `place ^ xor` that of the lane it exchanged with.
+                [0, 1, 2].map(|unit| match place ^ unit {
+                    0 => own,
+                    1 => x1,
+                    2 => x2,
+                    _ => x3,
+                })
+            } else {
+                [0, 1, 2].map(|unit| a.load_unit(from.add(unit)))
+            }
         };
-        let (lo, hi) = (|v: u64| v as u32, |v: u64| (v >> 32) as u32);
-        let [u0, u1, u2] = [u0.0, u1.0, u2.0];
-        let got = Line([
-            lo(u0[0]),
-            hi(u0[0]),
-            lo(u0[1]),
-            hi(u0[1]),
-            lo(u1[0]),
-            hi(u1[0]),
-            lo(u1[1]),
-            hi(u1[1]),
-            lo(u2[0]),
-            hi(u2[0]),
-            lo(u2[1]),
-            hi(u2[1]),
-        ]);
+        let got = Line::from_units([u0.0, u1.0, u2.0]);
         if got.is(n) {
             return Ok(got);
         }
         polls = polls.wrapping_add(1);
         if polls.is_multiple_of(LOOK) {
-            if a.aborted() {
-                return Err(Error::ABORTED);
-            }
-            if let Some(e) = error() {
+            // One lane looks, so that all leave together.
+            let verdict = if !g.is_leader() {
+                0
+            } else if a.aborted() {
+                Error::ABORTED.code()
+            } else if let Some(e) = error() {
+                e.code()
+            } else if deadline.passed(a) {
+                Error::TIMED_OUT.code()
+            } else {
+                0
+            };
+            let verdict = if g.size > 1 {
+                a.broadcast64(g, verdict)
+            } else {
+                verdict
+            };
+            if let Some(e) = Error::from_code(verdict) {
                 return Err(e);
-            }
-            if deadline.passed(a) {
-                return Err(Error::TIMED_OUT);
             }
         }
         a.relax();
     }
 }
 
-/// Has the grid's first thread answer, and reports. The parameters are copied, so that the loop does not read them again and again.
+/// Has the grid's first warp answer; its first lane reports. The parameters are copied, so that the loop does not read them again and again.
 #[inline(always)]
 unsafe fn echo<A: Arch>(
     a: A,
     p: &Forward,
     f: impl Fn(Forward, Deadline, &mut u64) -> Result<(), Error>,
 ) {
-    if a.block() != 0 || a.thread() != 0 {
+    if a.block() != 0 || a.thread() >= A::LANES {
         return;
     }
     let start = a.clock_ns();
@@ -386,6 +409,8 @@ unsafe fn echo<A: Arch>(
     }
     status.posted = status.completed;
     status.ns = a.clock_ns() - start;
-    // SAFETY: the caller's promise.
-    unsafe { report(a, p.status, 0, status) };
+    if a.thread() == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { report(a, p.status, 0, status) };
+    }
 }

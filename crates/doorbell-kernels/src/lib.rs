@@ -13,7 +13,7 @@ mod proxy;
 mod rate;
 mod selftest;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "device-functions"))]
 mod c_abi;
 #[cfg(target_arch = "nvptx64")]
 mod panic;

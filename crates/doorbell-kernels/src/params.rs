@@ -64,10 +64,6 @@ pub mod flags {
     pub const SIGNAL_LAST: u32 = 4;
     /// Publish without ringing; the CPU rings for what it finds in `sq_ready_index` (initiator "assisted").
     pub const NO_RING: u32 = 8;
-    /// Each lane writes its own WQE, even of a whole warp.
-    pub const NO_COALESCE: u32 = 16;
-    /// Whole warps write the unused 16 bytes of each WQE too.
-    pub const COALESCE_WHOLE: u32 = 32;
     /// QPs are dealt out thread by thread, not block by block.
     pub const QP_BY_THREAD: u32 = 64;
 }
@@ -197,7 +193,7 @@ pub struct Latency {
 
 /// `forward` and `bare_echo`: one thread answers messages of 32 bytes and a flag in one 64-byte line, laid out as [`Line`].
 ///
-/// Messages count from 1. `forward` answers with RDMA WRITEs, payload inside the WQEs; `bare_echo` with plain stores to
+/// The first warp of block 0 plays, be it one thread or 32, which read the line faster. Messages count from 1. `forward` answers with RDMA WRITEs, payload inside the WQEs; `bare_echo` with plain stores to
 /// `answer`, and needs no QP: what the machine itself costs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -235,6 +231,26 @@ impl Line {
     #[inline(always)]
     pub const fn new(m: [u32; 8], n: u32) -> Self {
         Self([m[0], m[1], m[2], n, m[3], m[4], m[5], n, m[6], m[7], 0, n])
+    }
+
+    /// The line that three units of two 64-bit words hold.
+    #[inline(always)]
+    pub const fn from_units(units: [[u64; 2]; 3]) -> Self {
+        let [[a, b], [c, d], [e, f]] = units;
+        Self([
+            a as u32,
+            (a >> 32) as u32,
+            b as u32,
+            (b >> 32) as u32,
+            c as u32,
+            (c >> 32) as u32,
+            d as u32,
+            (d >> 32) as u32,
+            e as u32,
+            (e >> 32) as u32,
+            f as u32,
+            (f >> 32) as u32,
+        ])
     }
 
     /// Whether all of message `n` is here.

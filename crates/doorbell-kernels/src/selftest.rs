@@ -1,7 +1,7 @@
 //! Kernels that try to break the queue: a random mixture whose outcome is known, and slots as a hostile kernel would write them.
 
 use doorbell_device::{
-    Arch, Deadline, Error, Key, Local, Post, Qp, Remote,
+    Arch, Deadline, Error, Fetch, Key, Local, Post, Qp, Remote, Ticket, Wr,
     layout::NicHandler,
     scope::{Sharing, Thread, sharing as shared},
     sites,
@@ -57,10 +57,17 @@ unsafe fn strike<A: Arch, M: Sharing>(
     }
     let me = number(a);
     // SAFETY: the caller's promise.
-    let qp = unsafe {
-        let handle = handle(a, p.qps, me % u64::from(p.qp_count));
-        Qp::<A, Thread, M>::new(a, handle)?.with_sink(p.sink, Key(p.key))
-    };
+    let handle = unsafe { handle(a, p.qps, me % u64::from(p.qp_count)) };
+    let sink = Some(Fetch {
+        addr: p.sink,
+        key: Key(p.key),
+    });
+    // SAFETY: the caller's promise.
+    let post_all =
+        |wrs: &[Wr], how: Post| unsafe { Qp::<A, Thread, M>::submit_at(a, handle, sink, wrs, how) };
+    let post = |wr: Wr, how: Post| post_all(&[wr], how);
+    // SAFETY: the caller's promise.
+    let wait = |t: Ticket| unsafe { Qp::<A, Thread, M>::wait_at(a, handle, t, deadline) };
     let source: *mut u64 = core::ptr::with_exposed_provenance_mut(p.source as usize);
     // SAFETY: the caller's promise: 64 words a thread.
     let source = unsafe { source.add((me * SOURCES) as usize) };
@@ -95,35 +102,69 @@ unsafe fn strike<A: Arch, M: Sharing>(
             && let Some(last) = last
         {
             // The source words go round.
-            qp.wait(last, deadline)?;
+            wait(last)?;
             unread = 0;
         }
         let ticket = match random >> 60 {
             0..4 => {
                 n += 1;
-                qp.put_value(remote, n, 8, how)?
+                post(
+                    Wr::PutValue {
+                        remote,
+                        value: n,
+                        len: 8,
+                    },
+                    how,
+                )?
             }
             4..7 => {
                 n += 1;
                 put_word(n);
-                qp.put(remote, from(n), how)?
+                post(
+                    Wr::Put {
+                        remote,
+                        local: from(n),
+                    },
+                    how,
+                )?
             }
             7..9 => {
                 n += 1;
                 put_word(n);
                 status.completed += 1;
-                qp.put_signal(remote, from(n), signal, 1, how)?
+                post(
+                    Wr::PutSignal {
+                        remote,
+                        local: from(n),
+                        signal,
+                        add: 1,
+                    },
+                    how,
+                )?
             }
-            9 => qp.nop(how)?,
+            9 => post(Wr::Nop, how)?,
             10 => {
+                // Published by one call, rung by a later one.
                 n += 1;
-                let ticket = qp.put_value(remote, n, 8, how.without_ringing())?;
-                qp.ring(deadline)?;
-                ticket
+                post(
+                    Wr::PutValue {
+                        remote,
+                        value: n,
+                        len: 8,
+                    },
+                    how.without_ringing(),
+                )?;
+                post(Wr::Nop, how)?
             }
             11 => {
                 status.completed += 1;
-                qp.signal_add(signal, 1, how)?
+                post(
+                    Wr::SignalAdd {
+                        remote: signal,
+                        add: 1,
+                    },
+                    how,
+                )?
             }
             _ => {
                 let batch = (1 + (random >> 32) % BATCH).min(p.iters - n);
@@ -132,19 +173,26 @@ unsafe fn strike<A: Arch, M: Sharing>(
                 }
                 let first = n + 1;
                 n += batch;
-                qp.puts(batch as u32, |k| (remote, from(first + u64::from(k))), how)?
+                let mut wrs = [Wr::Nop; BATCH as usize];
+                for (k, wr) in wrs.iter_mut().enumerate() {
+                    *wr = Wr::Put {
+                        remote,
+                        local: from(first + k as u64),
+                    };
+                }
+                post_all(wrs.get(..batch as usize).unwrap_or(&[]), how)?
             }
         };
         unread += BATCH;
         last = Some(ticket);
         status.posted = n;
         if random >> 50 & 31 == 0 {
-            qp.wait(ticket, deadline)?;
+            wait(ticket)?;
             unread = 0;
         }
     }
     if let Some(last) = last {
-        qp.wait(last, deadline)?;
+        wait(last)?;
     }
     Ok(())
 }
