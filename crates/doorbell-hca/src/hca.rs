@@ -57,6 +57,7 @@ pub(crate) struct Inner {
     pub(crate) stop: AtomicBool,
     doorbells: Doorbells,
     next_pd: AtomicU32,
+    next_core: AtomicU32,
 }
 
 /// QPs and CQs by number.
@@ -164,6 +165,7 @@ impl Hca {
             stop: AtomicBool::new(false),
             doorbells: Doorbells::default(),
             next_pd: AtomicU32::new(1),
+            next_core: AtomicU32::new(0),
             config,
         });
         let hca = Self(Arc::new(Handle {
@@ -425,12 +427,14 @@ impl Drop for Handle {
 }
 
 impl Inner {
+    /// The core with the fewest QPs; ties go round, so that QPs made at the same time spread as well.
     fn least_loaded(&self) -> usize {
-        self.cores
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, c)| c.load())
-            .map_or(0, |(i, _)| i)
+        let count = self.cores.len();
+        let first = self.next_core.fetch_add(1, Ordering::Relaxed) as usize;
+        (0..count)
+            .map(|i| (first + i) % count)
+            .min_by_key(|&i| self.cores[i].load())
+            .unwrap_or(0)
     }
 
     pub(crate) fn grace_begin(&self) -> u64 {

@@ -332,6 +332,10 @@ impl Core {
 
     /// Lets go of a QP.
     pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) {
+        // Whoever still waits on it is told; its owner, who asked for it, gets no event.
+        if let Some(qp) = self.qp(slot) {
+            qp.cold.quiet = true;
+        }
         self.abandon(inner, slot, Fault::Destroyed);
         let Some(qp) = self.qp(slot) else { return };
         let shared = &qp.cold.shared;

@@ -93,6 +93,8 @@ pub(super) struct ColdQp {
     pub(super) config: QpConfig,
     pub(super) shared: Arc<QpShared>,
     pub(super) target: Target,
+    /// Being destroyed: errors are no events any more.
+    pub(super) quiet: bool,
     /// Since when the target has not been ready.
     pub(super) unready_since: Option<Instant>,
     pub(super) copies: super::jobs::CopyQueue,
@@ -159,6 +161,7 @@ impl EngineQp {
                 config,
                 shared,
                 target: Target::None,
+                quiet: false,
                 unready_since: None,
                 copies: super::jobs::CopyQueue::default(),
             }),
@@ -379,6 +382,9 @@ impl EngineQp {
         if let Some(at) = self.cold.config.error_word {
             // SAFETY: the word is mapped while the QP is attached.
             unsafe { at.store_release(word.0) };
+        }
+        if self.cold.quiet {
+            return;
         }
         inner.cores[shared.core].counters.errors.add(1);
         inner.events.push(Event::QpError {

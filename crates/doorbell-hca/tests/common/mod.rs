@@ -150,13 +150,14 @@ impl Rig {
     }
 
     pub fn with(config: HcaConfig) -> Self {
-        let config = if cfg!(miri) {
-            HcaConfig {
-                log_regions: 6,
-                ..config
-            }
-        } else {
-            config
+        let config = HcaConfig {
+            log_regions: if cfg!(miri) {
+                6.min(config.log_regions)
+            } else {
+                config.log_regions
+            },
+            drop_timeout: PATIENCE,
+            ..config
         };
         let hca = Hca::new(config).expect("hca");
         hca.add_host_doorbells(if cfg!(miri) { 64 } else { 8192 })
