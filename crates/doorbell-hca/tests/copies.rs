@@ -1,12 +1,13 @@
 //! Payloads in device memory: the same model, with either side behind a copy engine whose copies take their time.
 
 mod common;
+#[path = "common/model.rs"]
+mod model;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::model::{LEN, Model, ops, wqe};
 use common::{MockQp, Options, PATIENCE, Region, Replay, Rig, seed};
 use doorbell_device::layout::CqKind;
 use doorbell_hca::dma::{Dma, DmaConfig, DmaOp};
@@ -15,6 +16,7 @@ use doorbell_hca::{
 };
 use doorbell_wire::cqe::ErrorCqe;
 use doorbell_wire::{Key, Remote, Wqe};
+use model::{LEN, Model, ops, wqe};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::{Rng, SeedableRng, rngs::StdRng};

@@ -4,13 +4,15 @@
 //! A failing run prints its seed; `DOORBELL_SEED=... cargo test -p doorbell-hca --test garbage` runs it again.
 
 mod common;
+#[path = "common/model.rs"]
+mod model;
 
-use common::model::{LEN, Model, ops, wqe};
 use common::{MockQp, Options, Region, Replay, Rig, seed};
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_hca::{Access, Addressing, QpState};
 use doorbell_wire::cqe::ErrorCqe;
 use doorbell_wire::{Chunk, Key, Opcode, Wqe, flags, seg};
+use model::{LEN, Model, ops, wqe};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::rngs::StdRng;

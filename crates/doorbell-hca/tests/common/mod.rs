@@ -6,8 +6,6 @@
     reason = "a module of each test file, which uses a part of it"
 )]
 
-pub mod model;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
