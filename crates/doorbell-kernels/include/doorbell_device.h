@@ -1,7 +1,7 @@
 /*
  * Doorbell's device functions for CUDA C and C++: put, get, signal, atomics, wait, flush, called by a GPU thread.
  *
- * They are in the shipped PTX (ptx/doorbell.ptx). Compile your code with `nvcc -rdc=true -c`, assemble the PTX with
+ * They are in the shipped PTX (ptx/doorbell_device.ptx). Compile your code with `nvcc -rdc=true -c`, assemble the PTX with
  * `ptxas -c`, and link both with `nvcc -dlink`, or hand both to cuLinkAddData at run time. The queue handles come from the
  * host library (doorbell.h), which exports a QP to the GPU.
  *
