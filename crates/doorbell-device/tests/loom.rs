@@ -478,7 +478,9 @@ fn a_small_ring_turns(m: Option<u8>) {
     });
 }
 
-const SCENES: [(&str, fn(Option<u8>)); 7] = [
+type Scene = (&'static str, fn(Option<u8>));
+
+const SCENES: [Scene; 7] = [
     ("two_ring", two_ring),
     (
         "one_leaves_the_ringing_to_the_other",
