@@ -77,9 +77,9 @@ if wants check; then
         done
     done
     for mem in host gpu; do
-        for queue in host gpu; do
-            perf put-bw --quick --check --mem $mem --queue-mem $queue --size 8:64K
-            perf get-bw --quick --check --mem $mem --queue-mem $queue --size 8:64K --cq collapsed
+        for local in host gpu; do
+            perf put-bw --quick --check --mem $mem --local-mem $local --size 8:64K
+            perf get-bw --quick --check --mem $mem --local-mem $local --size 8:64K
         done
     done
     for test in put-lat get-lat signal-lat atomic-rate forward; do
@@ -112,7 +112,8 @@ if wants e2e; then
         perf put-bw --secs "$SECS" --hca-cores $cores --sharing exclusive --blocks 1,64 --batch 1
         perf put-bw --secs "$SECS" --hca-cores $cores --sharing exclusive --blocks 64 --batch 32
         perf put-bw --secs "$SECS" --hca-cores $cores --sharing block --blocks 64 --threads 32 --batch 1
-        perf put-bw --secs "$SECS" --hca-cores $cores --sharing gpu --blocks 64 --threads 32 --batch 1
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing gpu --blocks 64 --threads 32 --depth 1024 --batch 1
+        perf put-bw --secs "$SECS" --hca-cores $cores --sharing gpu --blocks 64 --threads 32 --depth 32768 --batch 1
     done
     perf put-bw --secs "$SECS" --blocks 16 --size 1M
     perf atomic-rate --secs "$SECS" --blocks 1,64
@@ -128,7 +129,8 @@ fi
 # Payloads in GPU memory, beside the copy engine's own rate.
 if wants memory; then
     perf put-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M
-    perf get-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M --cq collapsed
+    perf put-bw --secs "$SECS" --mem gpu --local-mem gpu --blocks 16 --size 8,4K,64K
+    perf get-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M
 fi
 
 # Who should post: GPU, assisted, proxy or CPU, at equal cores.

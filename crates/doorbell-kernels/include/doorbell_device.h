@@ -1,15 +1,15 @@
 /*
  * Doorbell's device functions for CUDA C and C++: put, get, signal, atomics, wait, flush, called by a GPU thread.
  *
- * They are in the shipped PTX (ptx/doorbell_device.ptx). Compile your code with `nvcc -rdc=true -c`, assemble the PTX with
- * `ptxas -c`, and link both with `nvcc -dlink`, or hand both to cuLinkAddData at run time. The queue handles come from the
- * host library (doorbell.h), which exports a QP to the GPU.
+ * They are in the shipped PTX (ptx/doorbell_device.ptx). `nvcc -arch=sm_90 -dc doorbell_device.ptx -o doorbell_device.o` makes an
+ * object of it, which nvcc links with yours (compiled with -dc); or hand the PTX and your cubin to cuLinkAddData at run time. The
+ * queue handles come from the host library (doorbell.h), which exports a QP to the GPU.
  *
  * Every function is called by one thread for itself; lanes of a warp that call together with the same QP are served together (one
  * reservation, one ring). For one operation by a warp or a block: __syncwarp() or __syncthreads(), then one thread calls.
  *
  * Addresses are what the key's region says: offsets from its start, or virtual addresses. Keys are in host byte order. Times are
- * nanoseconds from the call on. A result of 0 is success; otherwise see doorbell_error below.
+ * nanoseconds from the call on. A result of 0 is success; otherwise see DOORBELL_E_* below.
  *
  * SPDX-License-Identifier: MIT OR Apache-2.0
  */
@@ -18,17 +18,23 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
+/* A compiler for the host alone may read the declarations; only GPU code can call the functions. */
+#if !defined(__CUDACC__)
+#define DOORBELL_DEVICE_API extern
+#elif defined(__cplusplus)
 #define DOORBELL_DEVICE_API extern "C" __device__
 #else
 #define DOORBELL_DEVICE_API extern __device__
 #endif
 
-/* A queue pair, as the host library exports it. `ext` is null for a bare DOCA queue pair. */
-typedef struct doorbell_qp {
+/* A queue pair, as the host library exports it (doorbell.h has the same). `ext` is null for a bare DOCA queue pair. */
+#ifndef DOORBELL_QP_T
+#define DOORBELL_QP_T
+typedef struct doorbell_qp_handle {
     void *qp;
     void *ext;
 } doorbell_qp_t;
+#endif
 
 /* Flags. Without DOORBELL_EXCLUSIVE or DOORBELL_BLOCK any threads of the GPU may share the QP. */
 enum {
@@ -41,8 +47,10 @@ enum {
 
 /* A result: the kind in bits 0 to 7; for DOORBELL_E_COMPLETION also the mlx5 syndrome in bits 8 to 15, the vendor syndrome in 16 to
  * 23 and the WQE's index in 32 to 47. */
+#ifndef DOORBELL_OK
+#define DOORBELL_OK 0
+#endif
 enum {
-    DOORBELL_OK = 0,
     DOORBELL_E_COMPLETION = 1,  /* a WQE of this QP completed in error: the first one, whichever call reports it */
     DOORBELL_E_TIMED_OUT = 2,   /* the operation may still complete */
     DOORBELL_E_QP = 3,          /* the QP is in error */
