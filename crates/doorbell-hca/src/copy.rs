@@ -1,8 +1,8 @@
 //! Copies between payload buffers that others may be writing: registered memory has no Rust references to it, by contract.
-//! What is promised: bytes land in ascending order up to 64 bytes; an aligned 8-byte word of an aligned, whole-word copy is stored whole;
+//! What is promised: bytes land in ascending order up to 64 bytes, and above that the last eight come last; an aligned 8-byte word of an aligned, whole-word copy is stored whole;
 //! nothing outside `[dst, dst + len)` is written. A racing writer of the source gives old or new bytes, never more.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Copies `len` bytes.
 ///
@@ -21,8 +21,14 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the contract.
         unsafe { small(dst, src, len) };
     } else {
-        // SAFETY: the contract.
-        unsafe { core::ptr::copy(src, dst, len) };
+        // SAFETY: the contract; the last eight bytes are kept back.
+        unsafe {
+            let last = load8(src.add(len - 8));
+            core::ptr::copy(src, dst, len - 8);
+            // Pollers look at the end of a message (perftest, UCX), and memmove writes tails first.
+            fence(Ordering::Release);
+            store8(dst.add(len - 8), last);
+        }
     }
 }
 

@@ -29,8 +29,12 @@ impl fmt::Debug for DoorbellArray {
     }
 }
 
-/// A reserved word; given back when dropped (with its QP).
-pub struct DoorbellSlot {
+/// A reserved word; given back when the last clone is dropped. A QP keeps one; whoever knows that somebody may still ring the
+/// word after the QP is gone (a kernel that is abandoned, say) keeps another, so that no other QP gets the word meanwhile.
+#[derive(Clone)]
+pub struct DoorbellSlot(Arc<Slot>);
+
+struct Slot {
     core: usize,
     array: usize,
     index: usize,
@@ -41,51 +45,49 @@ pub struct DoorbellSlot {
 
 impl fmt::Debug for DoorbellSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "doorbell word {} of array {} (core {})",
-            self.index, self.array, self.core
-        )
+        let Slot {
+            core, array, index, ..
+        } = &*self.0;
+        write!(f, "doorbell word {index} of array {array} (core {core})")
     }
 }
 
 impl DoorbellSlot {
     /// The engine core that scans it.
     pub fn core(&self) -> usize {
-        self.core
+        self.0.core
     }
 
     /// Which array, in the order they were added.
     pub fn array(&self) -> usize {
-        self.array
+        self.0.array
     }
 
     /// Index of the word in its array: the device address is the array's plus eight times this.
     pub fn index(&self) -> usize {
-        self.index
+        self.0.index
     }
 
     /// The word.
     pub fn word(&self) -> Shared<u64> {
         // SAFETY: the line has eight words, all inside the array.
-        unsafe { self.line.word(self.index % WORDS_PER_LINE) }
+        unsafe { self.0.line.word(self.word_in_line()) }
     }
 
     pub(crate) fn line(&self) -> Shared<u64> {
-        self.line
+        self.0.line
     }
 
     pub(crate) fn word_in_line(&self) -> usize {
-        self.index % WORDS_PER_LINE
+        self.0.index % WORDS_PER_LINE
     }
 }
 
-impl Drop for DoorbellSlot {
+impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.upgrade() {
             let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
-            let line = self.index / WORDS_PER_LINE;
-            let word = self.word_in_line();
+            let (line, word) = (self.index / WORDS_PER_LINE, self.index % WORDS_PER_LINE);
             if let Some(line) = pool
                 .arrays
                 .get_mut(self.array)
@@ -172,14 +174,14 @@ impl Doorbells {
         slot.used |= 1 << word;
         // SAFETY: `line` is below the number of lines, so its first word is inside the array.
         let line_ptr = unsafe { words.word(line * WORDS_PER_LINE) };
-        Ok(DoorbellSlot {
+        Ok(DoorbellSlot(Arc::new(Slot {
             core,
             array,
             index: line * WORDS_PER_LINE + word,
             line: line_ptr,
             pool: Arc::downgrade(&self.pool),
             _keep: keep,
-        })
+        })))
     }
 }
 

@@ -16,7 +16,7 @@ fn stream(rig: &Rig, qp: &mut MockQp, count: u64, batch: u64) {
         let mut last = 0;
         for _ in 0..batch.min(qp.depth()).min(count - posted) {
             let index = qp.pi;
-            let wqe = if index % 3 == 0 {
+            let wqe = if index.is_multiple_of(3) {
                 Wqe::fetch_add(counter.remote(0), counter.local(8, 8), 1)
             } else {
                 Wqe::write_inline(dst.remote(0), &index.to_le_bytes())

@@ -13,6 +13,10 @@ use crate::raw::prefetch;
 /// Bytes of one QP moved in one turn, roughly.
 pub(super) const TURN_BYTES: u64 = 1 << 20;
 
+/// WQEs fetched ahead. They come from the last-level cache (a GPU writes them there), whose latency is longer than the out-of-order
+/// window of a core covers.
+pub(super) const AHEAD: u64 = 16;
+
 /// First word of an inline segment of 8 bytes, as loaded.
 const INLINE8: u32 = (doorbell_wire::seg::INLINE | 8).swap_bytes();
 
@@ -29,6 +33,18 @@ fn is_signalled(second: u64) -> bool {
 }
 
 impl EngineQp {
+    /// Looks at the doorbell before the QP's turn, and asks for the first of its new WQEs: while other QPs have their turns, they arrive.
+    #[inline(always)]
+    pub(super) fn peek(&mut self) {
+        let rung = self.look();
+        let end = self.pi.min(self.exec + AHEAD);
+        for at in self.exec..end {
+            // SAFETY: the slot is in the ring.
+            prefetch(unsafe { self.ring.word(((at & self.mask) * 8) as usize) }.as_ptr());
+        }
+        self.peeked = Some(rung);
+    }
+
     /// Executes WRITEs (`READ`: READs) from `exec` on, up to slot `end`, as long as they are plain. Returns at the first that is not.
     ///
     /// # Safety
@@ -57,10 +73,9 @@ impl EngineQp {
             // SAFETY: `at & mask` is a slot of the ring, which is mapped and 64-byte aligned; words 0 to 5 lie in the slot.
             let [first, second, addr, rkey, seg0, seg1] = unsafe {
                 let slot = ring.word(((at & mask) * 8) as usize);
-                prefetch(
-                    ring.word((((at + 8).min(end - 1) & mask) * 8) as usize)
-                        .as_ptr(),
-                );
+                if at + AHEAD < end {
+                    prefetch(ring.word((((at + AHEAD) & mask) * 8) as usize).as_ptr());
+                }
                 core::array::from_fn(|i| slot.word(i).load())
             };
             // One compare: opcode, opmod 0, index, QP number, ds 3.

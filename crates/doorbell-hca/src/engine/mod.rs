@@ -39,6 +39,9 @@ use crate::qp::{DoorbellWord, QpState};
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
 const IDLE_TURNS: u32 = 256;
 
+/// QPs whose doorbells are looked at together.
+const GROUP: usize = 8;
+
 /// Idle lines swept a round while there is no work.
 const SWEEP_IDLE: usize = 64;
 /// While there is work, so many lines are swept every so many rounds: thousands of idle QPs then cost a put next to nothing, and
@@ -103,7 +106,17 @@ impl Core {
             ..
         } = &mut *self;
         let mut i = 0;
+        let mut peeked = 0;
         while let Some(&index) = listed.get(i) {
+            if i >= peeked && listed.len() > 1 {
+                // Their doorbell words share cache lines, and their misses overlap.
+                peeked = (i + GROUP).min(listed.len());
+                for &index in &listed[i..peeked] {
+                    if let Some(qp) = qps[index as usize].as_deref_mut() {
+                        qp.peek();
+                    }
+                }
+            }
             let Some(qp) = qps[index as usize].as_deref_mut() else {
                 listed.swap_remove(i);
                 continue;
@@ -386,7 +399,10 @@ impl EngineQp {
     /// The QP is attached: its memory is mapped.
     #[inline(always)]
     unsafe fn turn(&mut self, cx: &mut Cx<'_>) -> bool {
-        let rung = self.look();
+        let rung = match self.peeked.take() {
+            Some(rung) => rung,
+            None => self.look(),
+        };
         if rung == Rung::Nothing && !self.has_work() {
             return false;
         }
@@ -457,7 +473,9 @@ impl EngineQp {
             }
         }
         let start = self.exec;
-        let end = self.pi.min(start + u64::from(cx.inner.config.batch));
+        // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
+        let batch = u64::from(cx.inner.config.batch).min(((self.mask + 1) / 16).max(32));
+        let end = self.pi.min(start + batch);
         let mut failed = None;
         loop {
             // SAFETY: attached, `end <= pi`, keys checked in `check_target`.

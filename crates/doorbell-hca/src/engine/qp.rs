@@ -76,6 +76,8 @@ pub(crate) struct EngineQp {
     /// Turns without anything to do.
     pub(super) idle_turns: u32,
     pub(super) listed: bool,
+    /// What the doorbell said when it was last looked at, until the turn.
+    pub(super) peeked: Option<Rung>,
     pub(super) park: Option<Park>,
     pub(super) cold: Box<ColdQp>,
 }
@@ -156,6 +158,7 @@ impl EngineQp {
             ring_kind,
             idle_turns: 0,
             listed: false,
+            peeked: None,
             park: None,
             cold: Box::new(ColdQp {
                 config,
@@ -179,6 +182,7 @@ impl EngineQp {
         (self.exec, self.pi, self.signalled, self.bell_seen) = (0, 0, 0, 0);
         self.keys = Keys::EMPTY;
         self.park = None;
+        self.peeked = None;
         self.cold.unready_since = None;
         let config = &self.cold.config;
         // SAFETY: the caller's promise, and the sizes that `QpConfig::check` checked.

@@ -80,8 +80,8 @@ impl HcaQp {
     /// Connects a QP in [`QpState::Reset`]: from now on its work requests are executed.
     ///
     /// # Errors
-    /// [`HcaError::UnknownQp`] for a loopback target that does not exist, [`HcaError::WrongState`], [`HcaError::TimedOut`],
-    /// [`HcaError::EngineDown`].
+    /// [`crate::HcaError::UnknownQp`] for a loopback target that does not exist, [`crate::HcaError::WrongState`], [`crate::HcaError::TimedOut`],
+    /// [`crate::HcaError::EngineDown`].
     pub fn connect(&self, destination: Destination, timeout: Duration) -> Result<()> {
         self.on_core(
             "connect the queue pair",
@@ -94,7 +94,7 @@ impl HcaQp {
     /// Puts the QP into error, as a hardware error would: outstanding WQEs are flushed, the first error is recorded.
     ///
     /// # Errors
-    /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    /// [`crate::HcaError::TimedOut`], [`crate::HcaError::EngineDown`].
     pub fn fail(&self, fault: Fault, timeout: Duration) -> Result<()> {
         self.on_core(
             "fail the queue pair",
@@ -111,7 +111,7 @@ impl HcaQp {
     /// Nobody may post meanwhile: the poster's own structure has to be initialised anew afterwards.
     ///
     /// # Errors
-    /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    /// [`crate::HcaError::TimedOut`], [`crate::HcaError::EngineDown`].
     pub fn reset(&self, timeout: Duration) -> Result<()> {
         self.on_core("reset the queue pair", timeout, false, |core, _, slot| {
             core.reset(slot)
@@ -121,7 +121,7 @@ impl HcaQp {
     /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.
     ///
     /// # Errors
-    /// [`HcaError::TimedOut`]: the engine still holds the QP, whose memory is therefore kept mapped for ever.
+    /// [`crate::HcaError::TimedOut`]: the engine still holds the QP, whose memory is therefore kept mapped for ever.
     pub fn destroy(mut self, timeout: Duration) -> Result<()> {
         self.take_down(timeout)
     }

@@ -1,5 +1,5 @@
 //! Queue pairs as their owner sees them: configuration, handle, state, counters.
-//! The engine's own half lives in [`crate::engine`]; the two meet in a shared block of atomics and in messages to the owning core.
+//! The engine's own half lives in `engine`; the two meet in a shared block of atomics and in messages to the owning core.
 
 mod config;
 mod handle;

@@ -9,7 +9,7 @@ use std::env;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_hca::shm::{
@@ -111,8 +111,11 @@ impl Side {
         Self { rig, shm }
     }
 
+    /// An address that no other test of this process has.
     pub fn address(&self, name: &str) -> ShmAddress {
-        ShmAddress::Abstract(format!("doorbell-process-{}-{name}", std::process::id()).into_bytes())
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        ShmAddress::Abstract(format!("doorbell-process-{pid}-{n}-{name}").into_bytes())
     }
 
     pub fn region(&self, words: usize) -> SharedMr {
