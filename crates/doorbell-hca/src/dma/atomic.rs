@@ -13,7 +13,7 @@ use super::{
     pipeline::DmaCore,
     route::{CpuDst, mapped},
     staging::Slot,
-    state::{State, Task},
+    state::{Rest, Task},
     words::WordLock,
 };
 use crate::mem::Place;
@@ -31,139 +31,109 @@ pub(super) struct Atomic {
 }
 
 impl DmaCore {
-    /// The first half of an atomic: read the word.
-    pub(super) fn put_atomic(&mut self, id: JobId, state: &mut State) -> Result<(), String> {
-        let State {
-            task: Task::Atomic(atomic),
-            ops,
-            last,
-            issued,
-            ..
-        } = state
-        else {
-            return Ok(());
+    /// The first half of an atomic: read the word. `false`: no room yet.
+    pub(super) fn put_atomic(&mut self, id: JobId, rest: &mut Rest) -> Result<bool, String> {
+        let Task::Atomic(atomic) = &mut rest.task else {
+            return Ok(true);
         };
         let bytes = u64::from(atomic.width.bytes());
         if let Some(word) = mapped(&atomic.dma, atomic.addr, bytes) {
             let Some(new) = atomic.new.take() else {
-                return Ok(());
+                return Ok(true);
             };
             let dst = CpuDst::Mapped(word);
-            // SAFETY: the mapping covers the word; the lock keeps other atomics of this process off it.
+            // SAFETY: the mapping covers the word; the lock keeps other atomics off it.
             unsafe {
-                let mut old = [0u8; 8];
-                crate::copy::copy(old.as_mut_ptr(), dst.ptr(), bytes as usize);
-                atomic.old = u64::from_le_bytes(old);
-                crate::copy::copy(
-                    dst.ptr(),
-                    new(atomic.old).to_le_bytes().as_ptr(),
-                    bytes as usize,
-                );
+                atomic.old = load(dst.ptr(), atomic.width);
+                store(dst.ptr(), atomic.width, new(atomic.old));
                 dst.settle(bytes);
             }
             self.counters.mapped += 1;
-            return self.sink(id, state);
+            return self.sink(id, rest).map(|()| true);
         }
-        let channel = self.channel(&atomic.dma);
-        let channel = &mut self.channels[channel];
+        let index = self.channel(&atomic.dma);
+        let channel = &mut self.channels[index];
         let Some(number) = channel.room(0) else {
-            return Ok(());
+            return Ok(false);
         };
         let Some((slot, _)) = channel.pool.take(&*atomic.dma, bytes)? else {
-            return Ok(());
+            return Ok(false);
         };
         let copy = DmaOp {
             dst: slot.addr(),
             src: atomic.addr,
             len: bytes,
         };
-        channel.put(
-            number,
-            Op {
-                copy,
-                job: id,
-                role: Role::Modify(slot),
-                skip: false,
-            },
-        );
-        *ops += 1;
-        *last = number;
+        self.put_op(id, index, number, copy, Role::Modify(slot));
+        rest.last = number;
         // What remains follows by itself.
-        *issued = true;
-        Ok(())
+        Ok(true)
+    }
+
+    fn rest_of(&mut self, id: JobId) -> Option<Box<Rest>> {
+        self.jobs[id as usize].as_mut()?.rest.take()
+    }
+
+    fn put_back(&mut self, id: JobId, rest: Box<Rest>) {
+        if let Some(state) = &mut self.jobs[id as usize] {
+            state.rest = Some(rest);
+        }
     }
 
     /// The old value of an atomic has been read: change it and write it back.
     pub(super) fn modify(&mut self, id: JobId, slot: Slot) {
-        let Some(State {
-            task: Task::Atomic(atomic),
-            ..
-        }) = &mut self.jobs[id as usize]
-        else {
-            return;
+        let Some(mut rest) = self.rest_of(id) else {
+            return self.give(slot);
         };
-        let bytes = u64::from(atomic.width.bytes());
-        let mut value = [0u8; 8];
-        // SAFETY: the buffer is ours and no copy uses it now.
-        unsafe { crate::copy::copy(value.as_mut_ptr(), slot.ptr(), bytes as usize) };
-        let old = u64::from_le_bytes(value);
-        atomic.old = old;
-        let Some(new) = atomic.new.take() else { return };
-        let new = match atomic.width {
-            Width::Eight => new(old),
-            Width::Four => new(old) & 0xffff_ffff,
-        };
-        if new == old {
-            // Nothing to write: whoever stores the word meanwhile is not overwritten.
-            self.give(slot);
-            return self.written(id);
+        if let Task::Atomic(atomic) = &mut rest.task
+            && let Some(new) = atomic.new.take()
+        {
+            // SAFETY: the buffer is ours and no copy uses it now.
+            let old = unsafe { load(slot.ptr(), atomic.width) };
+            atomic.old = old;
+            let new = match atomic.width {
+                Width::Eight => new(old),
+                Width::Four => new(old) & 0xffff_ffff,
+            };
+            if new == old {
+                // Nothing to write: whoever stores the word meanwhile is not overwritten.
+                self.give(slot);
+                self.put_back(id, rest);
+                return self.written(id);
+            }
+            // SAFETY: as above.
+            unsafe { store(slot.ptr(), atomic.width, new) };
+            let copy = DmaOp {
+                dst: atomic.addr,
+                src: slot.addr(),
+                len: u64::from(atomic.width.bytes()),
+            };
+            self.put_back(id, rest);
+            let pool = slot.pool();
+            self.put_last(pool, Op::new(id, copy, Role::Out(slot)));
         }
-        let addr = atomic.addr;
-        // SAFETY: as above.
-        unsafe { crate::copy::copy(slot.ptr(), new.to_le_bytes().as_ptr(), bytes as usize) };
-        let copy = DmaOp {
-            dst: addr,
-            src: slot.addr(),
-            len: bytes,
-        };
-        self.put_last(
-            slot.pool,
-            Op {
-                copy,
-                job: id,
-                role: Role::Out(slot),
-                skip: false,
-            },
-        );
     }
 
     /// A copy out of a buffer has ended; for an atomic that is the word, and then the sink.
     pub(super) fn written(&mut self, id: JobId) {
-        let Some(mut state) = self.jobs[id as usize].take() else {
+        let Some(mut rest) = self.rest_of(id) else {
             return;
         };
-        let outcome = self.sink(id, &mut state);
-        self.jobs[id as usize] = Some(state);
+        let outcome = self.sink(id, &mut rest);
+        self.put_back(id, rest);
         if let Err(why) = outcome {
             self.fail(id, &Arc::new(DmaFailure::Engine(why)));
         }
     }
 
     /// Hands the old value of an atomic to its sink, once.
-    pub(super) fn sink(&mut self, id: JobId, state: &mut State) -> Result<(), String> {
-        let State {
-            task: Task::Atomic(atomic),
-            ops,
-            issued,
-            ..
-        } = state
-        else {
+    fn sink(&mut self, id: JobId, rest: &mut Rest) -> Result<(), String> {
+        let Task::Atomic(atomic) = &mut rest.task else {
             return Ok(());
         };
         if std::mem::replace(&mut atomic.written, true) {
             return Ok(());
         }
-        *issued = true;
         // The word is done; the sink is this QP's own.
         drop(atomic.lock.take());
         let bytes = u64::from(atomic.width.bytes());
@@ -174,10 +144,11 @@ impl DmaCore {
             }
             Place::Device { addr, dma } => {
                 let value = old_bytes(atomic.width, atomic.old);
+                let value = &value[..bytes as usize];
                 if let Some(ptr) = mapped(dma, *addr, bytes) {
                     // SAFETY: the mapping covers the sink.
                     unsafe {
-                        crate::copy::copy(ptr.as_ptr(), value.as_ptr(), bytes as usize);
+                        crate::copy::write(ptr.as_ptr(), value);
                         CpuDst::Mapped(ptr).settle(bytes);
                     }
                     return Ok(());
@@ -187,26 +158,41 @@ impl DmaCore {
                 let slot = channel.pool.take(&**dma, bytes)?;
                 let (slot, _) =
                     slot.ok_or("no staging buffer is free for the result of an atomic")?;
-                // SAFETY: the buffer is ours.
-                unsafe { crate::copy::copy(slot.ptr(), value.as_ptr(), bytes as usize) };
+                // SAFETY: the buffer is ours and has room for a word.
+                unsafe { crate::copy::write(slot.ptr(), value) };
                 let copy = DmaOp {
                     dst: *addr,
                     src: slot.addr(),
                     len: bytes,
                 };
                 let number = channel.room_at_last();
-                channel.put(
-                    number,
-                    Op {
-                        copy,
-                        job: id,
-                        role: Role::Out(slot),
-                        skip: false,
-                    },
-                );
-                *ops += 1;
+                self.put_op(id, index, number, copy, Role::Out(slot));
             }
         }
         Ok(())
     }
+}
+
+/// The word at `at`.
+///
+/// # Safety
+/// `at` is valid for reading the width's bytes, which belong to shared memory.
+unsafe fn load(at: *const u8, width: Width) -> u64 {
+    // SAFETY: the caller's promise; targets of atomics and buffers are aligned to the word.
+    unsafe {
+        match width {
+            Width::Eight => crate::copy::load8(at),
+            Width::Four => u64::from(at.cast::<u32>().read_volatile().to_le()),
+        }
+    }
+}
+
+/// Stores the word at `at`.
+///
+/// # Safety
+/// `at` is valid for writing the width's bytes.
+unsafe fn store(at: *mut u8, width: Width, value: u64) {
+    let bytes = value.to_le_bytes();
+    // SAFETY: the caller's promise.
+    unsafe { crate::copy::write(at, &bytes[..width.bytes() as usize]) };
 }

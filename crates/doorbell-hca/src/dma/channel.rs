@@ -20,7 +20,7 @@ use crate::raw::Shared;
 pub(super) type JobId = u32;
 
 /// Batches that may be filled ahead of the one that is submitted next.
-const AHEAD: u64 = 16;
+const AHEAD: u64 = 8;
 
 /// What is to be done when a copy has ended.
 #[derive(Debug)]
@@ -32,9 +32,9 @@ pub(super) enum Role {
     /// From a buffer, which is free then.
     Out(Slot),
     /// Into a buffer, from where the CPU copies it to host memory that the engine does not reach.
-    Land(Slot, Shared<u8>, u64),
+    Land(Box<(Slot, Shared<u8>, u64)>),
     /// Into a buffer, from where another copy (channel, address, bytes) goes on.
-    Forward(Slot, usize, u64, u64),
+    Forward(Box<(Slot, usize, u64, u64)>),
     /// Into a buffer: the old value of an atomic.
     Modify(Slot),
 }
@@ -49,9 +49,20 @@ pub(super) struct Op {
     pub(super) skip: bool,
 }
 
-/// A copy that ended.
+impl Op {
+    pub(super) fn new(job: JobId, copy: DmaOp, role: Role) -> Self {
+        Self {
+            copy,
+            job,
+            role,
+            skip: false,
+        }
+    }
+}
+
+/// A batch that ended.
 pub(super) struct Done {
-    pub(super) op: Op,
+    pub(super) ops: Vec<Op>,
     pub(super) result: Result<(), Arc<DmaFailure>>,
 }
 
@@ -76,6 +87,8 @@ pub(super) struct Channel {
     queue: VecDeque<Vec<Op>>,
     in_flight: VecDeque<Batch>,
     copies: Vec<DmaOp>,
+    /// Empty lists, to be filled again.
+    spare: Vec<Vec<Op>>,
 }
 
 impl Channel {
@@ -91,6 +104,7 @@ impl Channel {
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             copies: Vec::new(),
+            spare: Vec::new(),
         }
     }
 
@@ -124,9 +138,16 @@ impl Channel {
     pub(super) fn put(&mut self, number: u64, op: Op) {
         let index = (number - self.base) as usize;
         while self.queue.len() <= index {
-            self.queue.push_back(Vec::new());
+            self.queue.push_back(self.spare.pop().unwrap_or_default());
         }
         self.queue[index].push(op);
+    }
+
+    /// Takes back an empty list.
+    pub(super) fn recycle(&mut self, ops: Vec<Op>) {
+        if self.spare.len() < 2 * AHEAD as usize {
+            self.spare.push(ops);
+        }
     }
 
     /// Copies of the job that have not been submitted will not be.
@@ -199,10 +220,10 @@ impl Channel {
                 Some(result) => {
                     self.stalled = None;
                     if let Some(batch) = self.in_flight.remove(at) {
-                        done.extend(batch.ops.into_iter().map(|op| Done {
-                            op,
-                            result: result.clone(),
-                        }));
+                        done.push(Done {
+                            ops: batch.ops,
+                            result,
+                        });
                     }
                     if self.ordered
                         && let Some(next) = self.in_flight.get_mut(at)

@@ -1,76 +1,227 @@
 //! When a job may begin, and how its pieces become copies in batches.
+//!
+//! Most jobs are one piece that becomes one or two copies: they are put into their batches as they come
+//! ([`DmaCore::put_at_once`]). What is larger, has several pieces or needs the CPU in between waits in line.
 
 use std::{sync::Arc, time::Instant};
 
 use super::{
-    DmaOp,
-    channel::{Channel, JobId, Op, Role},
-    job::{DmaFailure, Pieces, Range},
+    Dma, DmaOp,
+    channel::{JobId, Op, Role},
+    job::{DmaFailure, Piece, Pieces, Range},
     pipeline::{DmaCore, WriteOrder},
     route::{CpuDst, CpuSrc, Route, route},
-    state::{Plan, State, Task},
+    staging::LARGE,
+    state::{Plan, Rest, Task, Turn},
     words::Words,
 };
 
-impl DmaCore {
-    /// May the job begin (or go on)? If so, settles where it stands in the QP's order.
-    pub(super) fn begin(&mut self, qp: u32, id: JobId, now: Instant) -> bool {
-        let plan = self.plan(id);
-        match self.try_begin(qp, id, plan, now) {
-            Ok(begun) => begun,
-            Err(failure) => {
-                self.fail(id, &failure);
-                false
-            }
-        }
-    }
+/// A piece that is one copy, or two one after the other, all by one engine.
+enum Simple<'a> {
+    Move { src: u64, dst: u64 },
+    Fill { src: CpuSrc<'a>, dst: u64 },
+    Bounce { src: u64, dst: u64 },
+}
 
-    pub(super) fn try_begin(
+fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
+    let fits = piece.len <= LARGE as u64;
+    Some(match route(&piece.src, &piece.dst, piece.len) {
+        Route::Straight { dma, src, dst } => (dma, Simple::Move { src, dst }),
+        Route::Bounce { dma, src, dst } if fits => (dma, Simple::Bounce { src, dst }),
+        Route::Fill { dma, src, dst } if fits && matches!(src, CpuSrc::Inline(_)) => {
+            (dma, Simple::Fill { src, dst })
+        }
+        _ => return None,
+    })
+}
+
+impl DmaCore {
+    /// Puts a simple piece into its batches if its turn has come: how many copies it is. `None`: it waits in line.
+    pub(super) fn put_at_once(
         &mut self,
         qp: u32,
         id: JobId,
-        plan: Plan,
-        now: Instant,
-    ) -> Result<bool, Arc<DmaFailure>> {
-        let (Some(state), Some(pipe)) = (&mut self.jobs[id as usize], self.pipes.get_mut(&qp))
+        piece: &Piece,
+        signal: bool,
+    ) -> Option<u32> {
+        if piece.len == 0 {
+            return None;
+        }
+        let (dma, what) = simple(piece)?;
+        let index = self.channel(dma);
+        let (channel, pipe) = (&mut self.channels[index], &mut self.pipes[qp as usize]);
+        if channel.stalled.is_some() || pipe.dead || !pipe.streams(index, channel.ordered) {
+            return None;
+        }
+        let (from, to) = piece.ranges();
+        let relaxed = self.config.order == WriteOrder::Relaxed && !signal;
+        let turn = Turn { from, to, relaxed };
+        let len = piece.len;
+        let (number, ops) = match what {
+            Simple::Move { src, dst } => {
+                let number = pipe.batch(channel, &turn, 0)?;
+                channel.put(number, Op::new(id, DmaOp { dst, src, len }, Role::Move));
+                (number, 1)
+            }
+            Simple::Fill { src, dst } => {
+                let number = pipe.batch(channel, &turn, 0)?;
+                let (slot, _) = channel.pool.take(&**dma, len).ok()??;
+                // SAFETY: the source has `len` bytes; the buffer is ours and has room for them.
+                unsafe { src.copy(0, slot.ptr(), len) };
+                let copy = DmaOp {
+                    dst,
+                    src: slot.addr(),
+                    len,
+                };
+                channel.put(number, Op::new(id, copy, Role::Out(slot)));
+                self.counters.bounced += 1;
+                (number, 1)
+            }
+            Simple::Bounce { src, dst } => {
+                let least = if pipe.reads_written(from) {
+                    pipe.after_all()
+                } else {
+                    0
+                };
+                let first = channel.room(least)?;
+                let number = pipe.batch(channel, &turn, first + 1)?;
+                let (slot, _) = channel.pool.take(&**dma, len).ok()??;
+                let (gather, out) = (
+                    DmaOp {
+                        dst: slot.addr(),
+                        src,
+                        len,
+                    },
+                    DmaOp {
+                        dst,
+                        src: slot.addr(),
+                        len,
+                    },
+                );
+                channel.put(first, Op::new(id, gather, Role::Gather));
+                channel.put(number, Op::new(id, out, Role::Out(slot)));
+                self.counters.bounced += 1;
+                (number, 2)
+            }
+        };
+        pipe.put(number, &turn);
+        (pipe.channel, pipe.steps) = (Some(index), false);
+        Some(ops)
+    }
+
+    /// Starts and continues jobs of a QP as far as possible.
+    pub(super) fn issue(&mut self, qp: u32, now: Instant) {
+        loop {
+            let pipe = &mut self.pipes[qp as usize];
+            let next = pipe.jobs.get(pipe.started).filter(|_| !pipe.dead);
+            let next = next.copied().filter(|&id| {
+                let state = self.jobs[id as usize].as_ref();
+                state.is_some_and(|state| state.failed.is_none())
+            });
+            let Some(id) = next else {
+                pipe.listed = false;
+                return;
+            };
+            match self.put(qp, id, now) {
+                Ok(true) => {
+                    self.pipes[qp as usize].started += 1;
+                    self.advance(id);
+                }
+                Ok(false) => break,
+                Err(failure) => self.fail(id, &failure),
+            }
+        }
+        self.waiting.push_back(qp);
+    }
+
+    /// Puts a waiting job into batches; `false`: not all of it yet.
+    fn put(&mut self, qp: u32, id: JobId, now: Instant) -> Result<bool, Arc<DmaFailure>> {
+        let Some(mut rest) = self.jobs[id as usize]
+            .as_mut()
+            .and_then(|state| state.rest.take())
         else {
             return Ok(false);
         };
-        if state.started {
-            return Ok(true);
-        }
-        let channel = plan.channel.map(|c| &self.channels[c]);
-        let behind = pipe.started > 0;
-        let streams = !plan.steps
-            && !pipe.steps
-            && plan.channel == pipe.channel
-            && channel.is_some_and(|c| c.ordered);
-        let (ranges, signal) = match &state.task {
+        // It may be simple, and have waited only for those before it.
+        if let (
+            false,
             Task::Copy {
                 pieces: Pieces::One(piece),
                 signal,
                 ..
-            } => (Some(piece.ranges()), *signal),
-            _ => (None, true),
+            },
+        ) = (rest.begun, &rest.task)
+            && let Some(ops) = self.put_at_once(qp, id, piece, *signal)
+        {
+            if let Some(state) = &mut self.jobs[id as usize] {
+                (state.ops, state.issued) = (ops, true);
+            }
+            return Ok(true);
+        }
+        let put = match self.begin(qp, &mut rest, now) {
+            Ok(true) => self.put_pieces(id, &mut rest),
+            other => other,
         };
-        // Does it read what a job before it is still writing?
-        let reads_written = ranges.is_none_or(|(from, _)| !from.is_apart(pipe.written));
+        let pipe = &mut self.pipes[qp as usize];
+        if rest.begun {
+            let to = match &rest.task {
+                Task::Copy {
+                    pieces: Pieces::One(piece),
+                    ..
+                } => piece.ranges().1,
+                _ => Range {
+                    start: 0,
+                    end: u64::MAX,
+                },
+            };
+            pipe.put_all(rest.last, to);
+        }
+        if let Some(state) = &mut self.jobs[id as usize] {
+            state.issued |= put == Ok(true);
+            // An atomic goes on by itself, step by step.
+            let kept = put == Ok(false) || matches!(rest.task, Task::Atomic(_));
+            state.rest = kept.then_some(rest);
+        }
+        put
+    }
+
+    /// May the job begin (or go on)? If so, settles where it stands in the QP's order: after all before it.
+    fn begin(&mut self, qp: u32, rest: &mut Rest, now: Instant) -> Result<bool, Arc<DmaFailure>> {
+        if rest.begun {
+            return Ok(true);
+        }
+        let plan = self.plan(rest);
+        let pipe = &mut self.pipes[qp as usize];
+        let channel = plan.channel.map(|c| &self.channels[c]);
+        let behind = pipe.started > 0;
+        let streams = match (plan.channel, channel) {
+            (Some(index), Some(channel)) => pipe.streams(index, channel.ordered) && !plan.steps,
+            _ => false,
+        };
+        let from = match &rest.task {
+            Task::Copy {
+                pieces: Pieces::One(piece),
+                ..
+            } => piece.ranges().0,
+            _ => Range {
+                start: 0,
+                end: u64::MAX,
+            },
+        };
+        let reads_written = pipe.reads_written(from);
         if behind && (!streams || (plan.eager && reads_written)) {
             return Ok(false);
         }
         if let Some(failure) = channel.and_then(|c| c.stalled.clone()) {
             return Err(failure);
         }
-        if let Task::Atomic(atomic) = &mut state.task {
+        if let Task::Atomic(atomic) = &mut rest.task {
             let foreign = atomic.dma.words();
-            let Some(lock) = foreign
-                .as_ref()
-                .unwrap_or(Words::own())
-                .try_lock(atomic.addr)
-            else {
-                let (addr, waited) = (atomic.addr, now.saturating_duration_since(state.since));
-                let late = waited >= self.config.stall;
-                return if late {
+            let words = foreign.as_ref().unwrap_or(Words::own());
+            let Some(lock) = words.try_lock(atomic.addr) else {
+                let waited = now.saturating_duration_since(rest.since);
+                let addr = atomic.addr;
+                return if waited >= self.config.stall {
                     Err(Arc::new(DmaFailure::Locked { addr, waited }))
                 } else {
                     Ok(false)
@@ -78,48 +229,17 @@ impl DmaCore {
             };
             atomic.lock = Some(lock);
         }
-        let relaxed = self.config.order == WriteOrder::Relaxed && !signal && !pipe.signal;
-        let free = relaxed
-            && ranges.is_some_and(|(from, to)| from.is_apart(pipe.hull) && to.is_apart(pipe.hull));
-        let writes = ranges.map_or(
-            Range {
-                start: 0,
-                end: u64::MAX,
-            },
-            |(_, to)| to,
-        );
-        if behind {
-            state.earliest = pipe.last + u64::from(!free);
-            state.earliest_read = if reads_written { pipe.last + 1 } else { 0 };
-            pipe.hull = if free { pipe.hull.hull(writes) } else { writes };
-            pipe.written = pipe.written.hull(writes);
-        } else {
-            (pipe.hull, pipe.written) = (writes, writes);
-            pipe.last = 0;
-        }
-        pipe.channel = plan.channel;
-        pipe.steps = plan.steps;
-        pipe.signal = signal;
-        state.started = true;
+        rest.earliest = pipe.after_all();
+        rest.earliest_read = if reads_written { pipe.after_all() } else { 0 };
+        rest.begun = true;
+        (pipe.channel, pipe.steps) = (plan.channel, plan.steps);
         Ok(true)
     }
 
-    pub(super) fn plan(&mut self, id: JobId) -> Plan {
-        let nothing = Plan {
-            channel: None,
-            steps: true,
-            eager: false,
-        };
-        let Some(state) = &mut self.jobs[id as usize] else {
-            return nothing;
-        };
-        if let Some(plan) = state.plan {
+    fn plan(&mut self, rest: &mut Rest) -> Plan {
+        if let Some(plan) = rest.plan {
             return plan;
         }
-        // Taken out, so that channels can be made meanwhile.
-        let Some(mut state) = self.jobs[id as usize].take() else {
-            return nothing;
-        };
         let mut plan: Option<Plan> = None;
         let mut add = |channel: Option<usize>, steps: bool, eager: bool| {
             plan = Some(match plan {
@@ -135,212 +255,184 @@ impl DmaCore {
                 },
             });
         };
-        match &state.task {
+        match &rest.task {
             Task::Atomic(atomic) => add(Some(self.channel(&atomic.dma)), true, false),
             Task::Copy { pieces, .. } => {
                 for piece in (0..).map_while(|i| pieces.get(i)) {
                     match route(&piece.src, &piece.dst, piece.len) {
                         Route::Cpu { .. } => add(None, true, false),
                         Route::Straight { dma, .. } | Route::Bounce { dma, .. } => {
-                            add(Some(self.channel(dma)), false, false)
+                            add(Some(self.channel(dma)), false, false);
                         }
                         Route::Fill { dma, src, .. } => {
-                            add(
-                                Some(self.channel(dma)),
-                                false,
-                                matches!(src, CpuSrc::Host(_)),
-                            );
+                            let eager = matches!(src, CpuSrc::Host(_));
+                            add(Some(self.channel(dma)), false, eager);
                         }
                         Route::Land { dma, .. } | Route::Cross { from: dma, .. } => {
-                            add(Some(self.channel(dma)), true, false)
+                            add(Some(self.channel(dma)), true, false);
                         }
                     }
                 }
             }
         }
-        let plan = plan.unwrap_or(nothing);
-        state.plan = Some(plan);
-        self.jobs[id as usize] = Some(state);
+        let plan = plan.unwrap_or(Plan {
+            channel: None,
+            steps: true,
+            eager: false,
+        });
+        rest.plan = Some(plan);
         plan
     }
 
-    /// Puts copies of a job into batches, as far as there is room; sets `issued` when it was far enough.
-    pub(super) fn put_pieces(&mut self, id: JobId) -> Result<(), Arc<DmaFailure>> {
-        let Some(mut state) = self.jobs[id as usize].take() else {
-            return Ok(());
+    /// Puts copies of a job into batches, as far as there is room. `true`: that was all.
+    fn put_pieces(&mut self, id: JobId, rest: &mut Rest) -> Result<bool, Arc<DmaFailure>> {
+        let put = match rest.task {
+            Task::Copy { .. } => self.put_copy(id, rest),
+            Task::Atomic(_) => self.put_atomic(id, rest),
         };
-        let result = match &mut state.task {
-            Task::Copy { .. } => self.put_copy(id, &mut state),
-            Task::Atomic(_) => self.put_atomic(id, &mut state),
-        };
-        self.jobs[id as usize] = Some(state);
-        result.map_err(|why| Arc::new(DmaFailure::Engine(why)))
+        put.map_err(|why| Arc::new(DmaFailure::Engine(why)))
     }
 
-    pub(super) fn put_copy(&mut self, id: JobId, state: &mut State) -> Result<(), String> {
-        let State {
-            task:
-                Task::Copy {
-                    pieces,
-                    piece: at,
-                    offset,
-                    ..
-                },
+    /// Puts a copy of the job into a batch.
+    pub(super) fn put_op(
+        &mut self,
+        id: JobId,
+        channel: usize,
+        number: u64,
+        copy: DmaOp,
+        role: Role,
+    ) {
+        self.channels[channel].put(number, Op::new(id, copy, role));
+        if let Some(state) = &mut self.jobs[id as usize] {
+            state.ops += 1;
+        }
+    }
+
+    fn put_copy(&mut self, id: JobId, rest: &mut Rest) -> Result<bool, String> {
+        let Rest {
+            task,
             earliest,
             earliest_read,
             last,
-            ops,
-            issued,
             ..
-        } = state
+        } = rest;
+        let Task::Copy {
+            pieces,
+            piece: at,
+            offset,
+            ..
+        } = task
         else {
-            return Ok(());
+            return Ok(true);
         };
-        let mut put =
-            |channel: &mut Channel, number: u64, copy: DmaOp, role: Role, ops: &mut u32| {
-                *ops += 1;
-                *last = number.max(*last);
-                channel.put(
-                    number,
-                    Op {
-                        copy,
-                        job: id,
-                        role,
-                        skip: false,
-                    },
-                );
-            };
         while let Some(piece) = pieces.get(*at) {
             let (skipped, left) = (*offset, piece.len - *offset);
             if left == 0 {
                 (*at, *offset) = (*at + 1, 0);
                 continue;
             }
-            let moved = match route(&piece.src, &piece.dst, piece.len) {
-                Route::Cpu { src, dst } => {
-                    // SAFETY: the job's ranges were checked and are valid until it is retired; jobs with a part for the CPU
-                    // start when those before them have ended.
-                    unsafe {
-                        src.copy(0, dst.ptr(), piece.len);
-                        dst.settle(piece.len);
-                    }
-                    self.counters.mapped += u64::from(matches!(dst, CpuDst::Mapped(_)));
-                    piece.len
+            let way = route(&piece.src, &piece.dst, piece.len);
+            if let Route::Cpu { src, dst } = way {
+                // SAFETY: the job's ranges were checked and are valid until it is retired; jobs with a part for the CPU
+                // start when those before them have ended.
+                unsafe {
+                    src.copy(0, dst.ptr(), piece.len);
+                    dst.settle(piece.len);
                 }
-                Route::Straight { dma, src, dst } => {
-                    let channel = self.channel(dma);
-                    let channel = &mut self.channels[channel];
-                    let Some(number) = channel.room(*earliest) else {
-                        return Ok(());
-                    };
-                    put(
-                        channel,
-                        number,
-                        DmaOp {
-                            dst,
-                            src,
-                            len: left,
-                        },
-                        Role::Move,
-                        ops,
-                    );
-                    left
-                }
-                Route::Fill { dma, src, dst } => {
-                    let channel = self.channel(dma);
-                    let channel = &mut self.channels[channel];
-                    let Some(number) = channel.room(*earliest) else {
-                        return Ok(());
-                    };
-                    let Some((slot, len)) = channel.pool.take(&**dma, left)? else {
-                        return Ok(());
-                    };
+                self.counters.mapped += u64::from(matches!(dst, CpuDst::Mapped(_)));
+                *offset += left;
+                continue;
+            }
+            let (Route::Straight { dma, .. }
+            | Route::Fill { dma, .. }
+            | Route::Bounce { dma, .. }
+            | Route::Land { dma, .. }
+            | Route::Cross { from: dma, .. }) = way
+            else {
+                continue;
+            };
+            let index = self.channel(dma);
+            let other = match way {
+                Route::Cross { to, .. } => self.channel(to),
+                _ => index,
+            };
+            let channel = &mut self.channels[index];
+            if let Route::Straight { src, dst, .. } = way {
+                let Some(number) = channel.room(*earliest) else {
+                    return Ok(false);
+                };
+                let copy = DmaOp {
+                    dst: dst + skipped,
+                    src: src + skipped,
+                    len: left,
+                };
+                self.put_op(id, index, number, copy, Role::Move);
+                *last = number.max(*last);
+                *offset += left;
+                continue;
+            }
+            // The others go through a buffer. First what reads into it, then what comes out of it.
+            let least = if matches!(way, Route::Bounce { .. }) {
+                *earliest_read
+            } else {
+                *earliest
+            };
+            let Some(first) = channel.room(least) else {
+                return Ok(false);
+            };
+            let Some(second) = channel.room((first + 1).max(*earliest)) else {
+                return Ok(false);
+            };
+            let Some((slot, len)) = channel.pool.take(&**dma, left)? else {
+                return Ok(false);
+            };
+            let inward = |src: u64| DmaOp {
+                dst: slot.addr(),
+                src: src + skipped,
+                len,
+            };
+            let outward = |dst: u64| DmaOp {
+                dst: dst + skipped,
+                src: slot.addr(),
+                len,
+            };
+            let number = match way {
+                Route::Fill { src, dst, .. } => {
                     // SAFETY: the source has `left` bytes from `skipped` on; the buffer is ours and has `len`.
                     unsafe { src.copy(skipped, slot.ptr(), len) };
-                    let copy = DmaOp {
-                        dst: dst + skipped,
-                        src: slot.addr(),
-                        len,
-                    };
-                    put(channel, number, copy, Role::Out(slot), ops);
-                    self.counters.bounced += 1;
-                    len
+                    self.put_op(id, index, first, outward(dst), Role::Out(slot));
+                    first
                 }
-                Route::Bounce { dma, src, dst } => {
-                    let channel = self.channel(dma);
-                    let channel = &mut self.channels[channel];
-                    let rooms = channel
-                        .room(*earliest_read)
-                        .and_then(|first| Some((first, channel.room((first + 1).max(*earliest))?)));
-                    let Some((first, second)) = rooms else {
-                        return Ok(());
-                    };
-                    let Some((slot, len)) = channel.pool.take(&**dma, left)? else {
-                        return Ok(());
-                    };
-                    let gather = DmaOp {
-                        dst: slot.addr(),
-                        src: src + skipped,
-                        len,
-                    };
-                    let out = DmaOp {
-                        dst: dst + skipped,
-                        src: slot.addr(),
-                        len,
-                    };
-                    put(channel, first, gather, Role::Gather, ops);
-                    put(channel, second, out, Role::Out(slot), ops);
-                    self.counters.bounced += 1;
-                    len
+                Route::Bounce { src, dst, .. } => {
+                    self.put_op(id, index, first, inward(src), Role::Gather);
+                    self.put_op(id, index, second, outward(dst), Role::Out(slot));
+                    second
                 }
-                Route::Cross { from, src, to, dst } => {
-                    let (from_index, to) = (self.channel(from), self.channel(to));
-                    let channel = &mut self.channels[from_index];
-                    let Some(number) = channel.room(*earliest) else {
-                        return Ok(());
-                    };
-                    let Some((slot, len)) = channel.pool.take(&**from, left)? else {
-                        return Ok(());
-                    };
-                    let copy = DmaOp {
-                        dst: slot.addr(),
-                        src: src + skipped,
-                        len,
-                    };
-                    put(
-                        channel,
-                        number,
-                        copy,
-                        Role::Forward(slot, to, dst + skipped, len),
-                        ops,
-                    );
-                    self.counters.bounced += 1;
-                    len
-                }
-                Route::Land { dma, src, dst } => {
-                    let channel = self.channel(dma);
-                    let channel = &mut self.channels[channel];
-                    let Some(number) = channel.room(*earliest) else {
-                        return Ok(());
-                    };
-                    let Some((slot, len)) = channel.pool.take(&**dma, left)? else {
-                        return Ok(());
-                    };
-                    let copy = DmaOp {
-                        dst: slot.addr(),
-                        src: src + skipped,
-                        len,
-                    };
+                Route::Land { src, dst, .. } => {
                     // SAFETY: `skipped` bytes further on is still inside the job's range.
                     let dst = unsafe { dst.byte_add(skipped as usize) };
-                    put(channel, number, copy, Role::Land(slot, dst, len), ops);
-                    self.counters.bounced += 1;
-                    len
+                    let copy = inward(src);
+                    self.put_op(
+                        id,
+                        index,
+                        first,
+                        copy,
+                        Role::Land(Box::new((slot, dst, len))),
+                    );
+                    first
                 }
+                Route::Cross { src, dst, .. } => {
+                    let copy = inward(src);
+                    let role = Role::Forward(Box::new((slot, other, dst + skipped, len)));
+                    self.put_op(id, index, first, copy, role);
+                    first
+                }
+                Route::Cpu { .. } | Route::Straight { .. } => first,
             };
-            *offset += moved;
+            self.counters.bounced += 1;
+            *last = number.max(*last);
+            *offset += len;
         }
-        *issued = true;
-        Ok(())
+        Ok(true)
     }
 }

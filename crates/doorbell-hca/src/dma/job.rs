@@ -26,8 +26,8 @@ pub enum Work {
     Copy {
         /// Its pieces; they may be copied in any order.
         pieces: Pieces,
-        /// Is this a signal, that is: must everything before it be visible first even where writes are relaxed
-        /// ([`super::WriteOrder::Relaxed`])? Inline writes and writes with immediate are.
+        /// Is this a signal, that is: must everything before it be visible first, and it before everything after it, even
+        /// where writes are relaxed ([`super::WriteOrder::Relaxed`])? Inline writes and writes with immediate are.
         signal: bool,
     },
     /// An atomic on a word of device memory.
@@ -84,11 +84,61 @@ impl Range {
         self.end <= other.start || other.end <= self.start
     }
 
-    /// The smallest range that holds both.
+    /// The smallest range that holds both; an empty one holds nothing.
     pub(super) fn hull(self, other: Self) -> Self {
+        if self.start >= self.end {
+            return other;
+        }
         Self {
             start: self.start.min(other.start),
             end: self.end.max(other.end),
+        }
+    }
+}
+
+/// Ranges that do not overlap, in order.
+#[derive(Debug, Default)]
+pub(super) struct Ranges {
+    list: Vec<Range>,
+    hull: Range,
+}
+
+impl Ranges {
+    pub(super) fn clear(&mut self) {
+        self.list.clear();
+        self.hull = Range::default();
+    }
+
+    fn after(&self, start: u64) -> usize {
+        self.list.partition_point(|r| r.end <= start)
+    }
+
+    pub(super) fn overlaps(&self, range: Range) -> bool {
+        !self.hull.is_apart(range)
+            && self
+                .list
+                .get(self.after(range.start))
+                .is_some_and(|r| r.start < range.end)
+    }
+
+    /// Adds a range that overlaps none. Neighbours become one, so a run of puts in order stays short.
+    pub(super) fn insert(&mut self, range: Range) {
+        let at = if range.start >= self.hull.end {
+            self.list.len()
+        } else {
+            self.after(range.start)
+        };
+        self.hull = self.hull.hull(range);
+        if let Some(before) = at.checked_sub(1).and_then(|at| self.list.get_mut(at))
+            && before.end == range.start
+        {
+            before.end = range.end;
+        } else if let Some(after) = self.list.get_mut(at)
+            && after.start == range.end
+        {
+            after.start = range.start;
+        } else {
+            self.list.insert(at, range);
         }
     }
 }
@@ -190,8 +240,8 @@ impl fmt::Debug for Job {
 /// `at` is mapped for the width's bytes.
 pub(super) unsafe fn put_old(at: Shared<u8>, width: Width, old: u64) {
     let bytes = old_bytes(width, old);
-    // SAFETY: the caller's promise; the source is our own array.
-    unsafe { crate::copy::copy(at.as_ptr(), bytes.as_ptr(), width.bytes() as usize) };
+    // SAFETY: the caller's promise.
+    unsafe { crate::copy::write(at.as_ptr(), &bytes[..width.bytes() as usize]) };
 }
 
 /// The old value as the sink gets it.
@@ -202,6 +252,28 @@ pub(super) fn old_bytes(width: Width, old: u64) -> [u8; 8] {
             let mut bytes = [0; 8];
             bytes[..4].copy_from_slice(&(old as u32).to_be_bytes());
             bytes
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_overlap_as_their_bytes_do(all in prop::collection::vec((0u64..200, 1u64..20), 1..60)) {
+            let (mut ranges, mut bytes) = (Ranges::default(), [false; 256]);
+            for (start, len) in all {
+                let range = Range { start, end: start + len };
+                let taken = (start..start + len).any(|b| bytes[b as usize]);
+                prop_assert_eq!(ranges.overlaps(range), taken);
+                if !taken {
+                    ranges.insert(range);
+                    (start..start + len).for_each(|b| bytes[b as usize] = true);
+                }
+            }
         }
     }
 }

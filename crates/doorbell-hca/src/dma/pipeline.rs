@@ -4,7 +4,7 @@
 //! of the job before"; where the CPU has a part in it, or engines differ, it means "when the jobs before it have ended".
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,20 +13,21 @@ use super::{
     Dma, DmaOp,
     atomic::Atomic,
     channel::{Channel, Done, JobId, Op, Role},
-    job::{DmaFailure, Event, Job, Work},
+    job::{DmaFailure, Event, Job, Pieces, Work},
     staging::Slot,
-    state::{Pipe, State, Task},
+    state::{Pipe, Rest, State, Task},
 };
 
 /// How strictly plain writes of one QP follow each other in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WriteOrder {
-    /// Each work request after the one before it.
+    /// Plain writes and reads that touch different bytes may become visible in any order until they complete, which they
+    /// do in order: a copy engine is fast in batches only, and a batch has no order. Signals (inline writes, writes with
+    /// immediate, atomics) come after everything before them, and everything after them.
     #[default]
-    Strict,
-    /// Plain writes and reads that do not overlap may become visible in any order (as with verbs' relaxed ordering); signals
-    /// (inline writes, immediates, atomics) still after everything before them, and everything after them.
     Relaxed,
+    /// Each work request after the one before it, at the price of one batch each.
+    Strict,
 }
 
 /// Settings of a [`DmaCore`].
@@ -66,7 +67,8 @@ pub struct DmaCore {
     pub(super) channels: Vec<Channel>,
     pub(super) jobs: Vec<Option<State>>,
     pub(super) free: Vec<JobId>,
-    pub(super) pipes: HashMap<u32, Pipe>,
+    /// By QP.
+    pub(super) pipes: Vec<Pipe>,
     /// QPs with jobs that have not been put into batches entirely.
     pub(super) waiting: VecDeque<u32>,
     pub(super) done: Vec<Done>,
@@ -82,7 +84,7 @@ impl DmaCore {
             channels: Vec::new(),
             jobs: Vec::new(),
             free: Vec::new(),
-            pipes: HashMap::new(),
+            pipes: Vec::new(),
             waiting: VecDeque::new(),
             done: Vec::new(),
             events: VecDeque::new(),
@@ -98,7 +100,9 @@ impl DmaCore {
     /// Jobs of a QP that have not been reported. While there are any, a work request of that QP that the CPU executes
     /// must wait.
     pub fn pending(&self, qp: u32) -> usize {
-        self.pipes.get(&qp).map_or(0, |pipe| pipe.jobs.len())
+        self.pipes
+            .get(qp as usize)
+            .map_or(0, |pipe| pipe.jobs.len())
     }
 
     /// What has been done.
@@ -106,77 +110,52 @@ impl DmaCore {
         self.counters
     }
 
-    /// Takes a job. Its copies begin with the next [`DmaCore::poll`].
+    /// Takes a job of a QP (a small number: the pipeline keeps a list). Its copies begin with the next [`DmaCore::poll`].
     pub fn start(&mut self, job: Job, now: Instant) {
-        let (task, qp) = (job.work, job.qp);
-        let task = match task {
-            Work::Copy { pieces, signal } => Task::Copy {
-                pieces,
+        let qp = job.qp as usize;
+        if self.pipes.len() <= qp {
+            self.pipes.resize_with(qp + 1, Pipe::default);
+        }
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.jobs.push(None);
+            (self.jobs.len() - 1) as JobId
+        });
+        let ops = match &job.work {
+            Work::Copy {
+                pieces: Pieces::One(piece),
                 signal,
-                piece: 0,
-                offset: 0,
-            },
-            Work::Atomic {
-                addr,
-                dma,
-                width,
-                new,
-                sink,
-            } => Task::Atomic(Atomic {
-                addr,
-                dma,
-                width,
-                new: Some(new),
-                sink,
-                old: 0,
-                lock: None,
-                written: false,
-            }),
+            } if !self.pipes[qp].listed => self.put_at_once(job.qp, id, piece, *signal),
+            _ => None,
         };
-        let state = State {
-            qp,
+        let rest = ops.is_none().then(|| Box::new(Rest::of(job.work, now)));
+        self.jobs[id as usize] = Some(State {
+            qp: job.qp,
+            ops: ops.unwrap_or(0),
             cookie: job.cookie,
-            hold: job.hold,
-            task,
-            plan: None,
-            earliest: 0,
-            earliest_read: 0,
-            last: 0,
-            ops: 0,
-            started: false,
-            issued: false,
+            issued: rest.is_none(),
+            rest,
             failed: None,
+            hold: job.hold,
             closed: false,
-            since: now,
-        };
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.jobs[id as usize] = Some(state);
-                id
-            }
-            None => {
-                self.jobs.push(Some(state));
-                (self.jobs.len() - 1) as JobId
-            }
-        };
-        let pipe = self.pipes.entry(qp).or_default();
+        });
+        let pipe = &mut self.pipes[qp];
         pipe.jobs.push_back(id);
-        if !std::mem::replace(&mut pipe.listed, true) {
-            self.waiting.push_back(qp);
+        if ops.is_some() {
+            pipe.started += 1;
+        } else if !std::mem::replace(&mut pipe.listed, true) {
+            self.waiting.push_back(job.qp);
         }
     }
 
     /// The QP was reset, destroyed or failed: nothing of it is reported any more but [`Event::Retired`]. Copies under way
     /// run to their end.
     pub fn cancel(&mut self, qp: u32) {
-        let Some(pipe) = self.pipes.remove(&qp) else {
+        let Some(pipe) = self.pipes.get_mut(qp as usize).map(std::mem::take) else {
             return;
         };
         self.waiting.retain(|&other| other != qp);
         for id in pipe.jobs {
-            self.channels
-                .iter_mut()
-                .for_each(|channel| channel.skip(id));
+            self.skip(id);
             if let Some(state) = &mut self.jobs[id as usize] {
                 state.issued = true;
                 state.closed = true;
@@ -203,12 +182,15 @@ impl DmaCore {
     }
 
     pub(super) fn channel(&mut self, dma: &Arc<dyn Dma>) -> usize {
-        // A handful of engines at most.
-        let identity = dma.identity();
-        let known = self
-            .channels
-            .iter()
-            .position(|c| c.dma.identity() == identity);
+        // A handful of engines at most, and nearly always the same object.
+        let same = |c: &Channel| std::ptr::addr_eq(Arc::as_ptr(&c.dma), Arc::as_ptr(dma));
+        let known = self.channels.iter().position(same);
+        let known = known.or_else(|| {
+            let identity = dma.identity();
+            self.channels
+                .iter()
+                .position(|c| c.dma.identity() == identity)
+        });
         known.unwrap_or_else(|| {
             self.channels
                 .push(Channel::new(self.channels.len(), Arc::clone(dma)));
@@ -226,22 +208,24 @@ impl DmaCore {
                     self.fail(id, &failure);
                 }
             }
-            for ended in done.drain(..) {
-                self.ended(ended);
+            for Done { mut ops, result } in done.drain(..) {
+                for op in ops.drain(..) {
+                    self.ended(op, &result);
+                }
+                self.channels[me].recycle(ops);
             }
             self.done = done;
         }
     }
 
     /// One copy has ended.
-    fn ended(&mut self, done: Done) {
-        let Done { op, result } = done;
+    fn ended(&mut self, op: Op, result: &Result<(), Arc<DmaFailure>>) {
         let Some(state) = &mut self.jobs[op.job as usize] else {
             return;
         };
         state.ops -= 1;
         let usable = result.is_ok() && !op.skip && state.failed.is_none();
-        if let Err(failure) = &result {
+        if let Err(failure) = result {
             self.fail(op.job, failure);
         }
         match op.role {
@@ -252,37 +236,32 @@ impl DmaCore {
                     self.written(op.job);
                 }
             }
-            Role::Land(slot, dst, len) => {
+            Role::Land(land) => {
+                let (slot, dst, len) = *land;
                 if usable {
                     // SAFETY: the job's ranges are valid until it is retired; the buffer is ours and no copy writes it any more.
                     unsafe { crate::copy::copy(dst.as_ptr(), slot.ptr(), len as usize) };
                 }
                 self.give(slot);
             }
-            Role::Forward(slot, to, dst, len) if usable => {
+            Role::Forward(forward) if usable => {
+                let (slot, to, dst, len) = *forward;
                 let copy = DmaOp {
                     dst,
                     src: slot.addr(),
                     len,
                 };
-                self.put_last(
-                    to,
-                    Op {
-                        copy,
-                        job: op.job,
-                        role: Role::Out(slot),
-                        skip: false,
-                    },
-                );
+                self.put_last(to, Op::new(op.job, copy, Role::Out(slot)));
             }
             Role::Modify(slot) if usable => self.modify(op.job, slot),
-            Role::Forward(slot, ..) | Role::Modify(slot) => self.give(slot),
+            Role::Forward(forward) => self.give(forward.0),
+            Role::Modify(slot) => self.give(slot),
         }
         self.advance(op.job);
     }
 
     pub(super) fn give(&mut self, slot: Slot) {
-        self.channels[slot.pool].pool.give(slot);
+        self.channels[slot.pool()].pool.give(slot);
     }
 
     /// Puts a second half into the next batch with room.
@@ -298,11 +277,15 @@ impl DmaCore {
         }
     }
 
-    /// A job failed: its waiting copies are not made.
-    pub(super) fn fail(&mut self, id: JobId, failure: &Arc<DmaFailure>) {
+    fn skip(&mut self, id: JobId) {
         self.channels
             .iter_mut()
             .for_each(|channel| channel.skip(id));
+    }
+
+    /// A job failed: its waiting copies are not made.
+    pub(super) fn fail(&mut self, id: JobId, failure: &Arc<DmaFailure>) {
+        self.skip(id);
         if let Some(state) = &mut self.jobs[id as usize] {
             state.issued = true;
             if state.failed.is_none() {
@@ -314,7 +297,7 @@ impl DmaCore {
     }
 
     /// Reports what can be reported after a change of this job.
-    fn advance(&mut self, id: JobId) {
+    pub(super) fn advance(&mut self, id: JobId) {
         let Some(state) = &self.jobs[id as usize] else {
             return;
         };
@@ -322,22 +305,17 @@ impl DmaCore {
             return self.retire(id);
         }
         let qp = state.qp;
-        loop {
-            let Some(pipe) = self.pipes.get_mut(&qp).filter(|pipe| !pipe.dead) else {
-                return;
-            };
-            let Some(&front) = pipe.jobs.front() else {
-                return;
-            };
-            let Some(state) = self.jobs[front as usize]
-                .as_mut()
-                .filter(|state| state.ended())
-            else {
+        let pipe = &mut self.pipes[qp as usize];
+        if pipe.jobs.front() != Some(&id) {
+            return;
+        }
+        while let Some(&front) = pipe.jobs.front().filter(|_| !pipe.dead) {
+            let slot = &mut self.jobs[front as usize];
+            let Some(state) = slot.as_mut().filter(|state| state.ended()) else {
                 return;
             };
             pipe.jobs.pop_front();
             pipe.started = pipe.started.saturating_sub(1);
-            state.closed = true;
             let result = match &state.failed {
                 Some(failure) => Err(Arc::clone(failure)),
                 None => Ok(()),
@@ -346,12 +324,15 @@ impl DmaCore {
                 Ok(()) => self.counters.completed += 1,
                 Err(_) => pipe.dead = true,
             }
-            self.events.push_back(Event::Completed {
-                qp,
-                cookie: state.cookie,
-                result,
-            });
-            self.retire(front);
+            let (cookie, hold) = (state.cookie, state.hold);
+            self.events
+                .push_back(Event::Completed { qp, cookie, result });
+            state.closed = true;
+            if state.ops == 0 {
+                *slot = None;
+                self.free.push(front);
+                self.events.push_back(Event::Retired { hold });
+            }
         }
     }
 
@@ -364,50 +345,6 @@ impl DmaCore {
         }
     }
 
-    /// Starts and continues jobs of a QP as far as possible.
-    fn issue(&mut self, qp: u32, now: Instant) {
-        loop {
-            let Some(pipe) = self.pipes.get(&qp) else {
-                return;
-            };
-            let next = (!pipe.dead)
-                .then(|| pipe.jobs.get(pipe.started).copied())
-                .flatten();
-            let next = next.filter(|&id| {
-                self.jobs[id as usize]
-                    .as_ref()
-                    .is_some_and(|state| state.failed.is_none())
-            });
-            let Some(id) = next else {
-                if let Some(pipe) = self.pipes.get_mut(&qp) {
-                    pipe.listed = false;
-                }
-                return;
-            };
-            if !self.begin(qp, id, now) {
-                break;
-            }
-            let outcome = self.put_pieces(id);
-            if let Err(why) = outcome {
-                self.fail(id, &why);
-                continue;
-            }
-            let Some(state) = &mut self.jobs[id as usize] else {
-                continue;
-            };
-            let (issued, last) = (state.issued, state.last);
-            if let Some(pipe) = self.pipes.get_mut(&qp) {
-                pipe.last = pipe.last.max(last);
-                pipe.started += usize::from(issued);
-            }
-            if !issued {
-                break;
-            }
-            self.advance(id);
-        }
-        self.waiting.push_back(qp);
-    }
-
     /// The text of a stall that lasts, for reports.
     pub fn stalled(&self) -> Option<Arc<DmaFailure>> {
         self.channels
@@ -418,5 +355,43 @@ impl DmaCore {
     /// Is nothing under way in any engine?
     pub fn engines_idle(&self) -> bool {
         self.channels.iter().all(Channel::is_idle)
+    }
+}
+
+impl Rest {
+    fn of(work: Work, since: Instant) -> Self {
+        let task = match work {
+            Work::Copy { pieces, signal } => Task::Copy {
+                pieces,
+                signal,
+                piece: 0,
+                offset: 0,
+            },
+            Work::Atomic {
+                addr,
+                dma,
+                width,
+                new,
+                sink,
+            } => Task::Atomic(Atomic {
+                addr,
+                dma,
+                width,
+                new: Some(new),
+                sink,
+                old: 0,
+                lock: None,
+                written: false,
+            }),
+        };
+        Self {
+            task,
+            plan: None,
+            earliest: 0,
+            earliest_read: 0,
+            last: 0,
+            begun: false,
+            since,
+        }
     }
 }

@@ -58,12 +58,17 @@ impl CpuSrc<'_> {
     /// # Safety
     /// The source has them; `to` is valid for writing them.
     pub(super) unsafe fn copy(self, offset: u64, to: *mut u8, len: u64) {
-        let from = match self {
-            Self::Host(ptr) => ptr.as_ptr().cast_const(),
-            Self::Inline(bytes) => bytes.as_ptr(),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { crate::copy::copy(to, from.add(offset as usize), len as usize) };
+        // SAFETY: the caller's promise, for either source.
+        unsafe {
+            match self {
+                Self::Host(ptr) => {
+                    crate::copy::copy(to, ptr.as_ptr().add(offset as usize), len as usize);
+                }
+                Self::Inline(bytes) => {
+                    crate::copy::write(to, &bytes[offset as usize..(offset + len) as usize]);
+                }
+            }
+        }
     }
 }
 

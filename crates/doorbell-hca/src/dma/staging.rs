@@ -4,26 +4,28 @@
 
 use super::{Dma, Staging};
 
-/// Bytes of a small buffer: the largest inline payload fits.
-pub(super) const SMALL: usize = 4096;
+/// Bytes and number of the buffers of each class: words and inline payloads (at most 1,008 bytes), messages, pieces of bulk.
+const CLASSES: [(usize, usize); 3] = [(1 << 10, 2048), (16 << 10, 256), (LARGE, 32)];
 
-/// Bytes of a large buffer.
-pub(super) const LARGE: usize = 256 * 1024;
-
-const SMALL_COUNT: usize = 512;
-const LARGE_COUNT: usize = 32;
+/// Bytes of the largest buffer.
+pub(super) const LARGE: usize = 256 << 10;
 
 /// A buffer that is in use.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// The channel whose pool it belongs to.
-    pub(super) pool: usize,
-    class: usize,
-    index: u32,
     addr: usize,
+    /// The channel whose pool it belongs to.
+    pool: u16,
+    class: u16,
+    index: u32,
 }
 
 impl Slot {
+    /// The channel whose pool it belongs to.
+    pub(super) fn pool(&self) -> usize {
+        usize::from(self.pool)
+    }
+
     /// Its address, for the CPU and for the copy engine.
     pub(super) fn addr(&self) -> u64 {
         self.addr as u64
@@ -55,19 +57,16 @@ impl Class {
 
 /// The buffers of one copy engine for one core.
 pub(super) struct Pool {
-    me: usize,
-    classes: [Class; 2],
+    me: u16,
+    classes: [Class; CLASSES.len()],
 }
 
 impl Pool {
     /// The pool of channel `me`.
     pub(super) fn new(me: usize) -> Self {
         Self {
-            me,
-            classes: [
-                Class::new(SMALL, SMALL_COUNT),
-                Class::new(LARGE, LARGE_COUNT),
-            ],
+            me: me as u16,
+            classes: CLASSES.map(|(size, count)| Class::new(size, count)),
         }
     }
 
@@ -76,7 +75,8 @@ impl Pool {
     /// # Errors
     /// What the copy engine says when it cannot make them.
     pub(super) fn take(&mut self, dma: &dyn Dma, len: u64) -> Result<Option<(Slot, u64)>, String> {
-        let class = usize::from(len > SMALL as u64);
+        let fits = CLASSES.iter().position(|&(size, _)| len <= size as u64);
+        let class = fits.unwrap_or(CLASSES.len() - 1);
         let c = &mut self.classes[class];
         let memory = match &mut c.memory {
             Some(memory) => memory,
@@ -95,17 +95,17 @@ impl Pool {
         let base = memory.ptr.as_ptr().expose_provenance();
         Ok(c.free.pop().map(|index| {
             let slot = Slot {
-                pool: self.me,
-                class,
-                index,
                 addr: base + index as usize * c.size,
+                pool: self.me,
+                class: class as u16,
+                index,
             };
             (slot, len.min(c.size as u64))
         }))
     }
 
     pub(super) fn give(&mut self, slot: Slot) {
-        self.classes[slot.class].free.push(slot.index);
+        self.classes[usize::from(slot.class)].free.push(slot.index);
     }
 }
 
@@ -126,15 +126,19 @@ mod tests {
             assert_eq!(len, 8);
             taken.push(slot);
         }
-        assert_eq!(taken.len(), SMALL_COUNT);
+        assert_eq!(taken.len(), CLASSES[0].1);
         let mut addrs: Vec<u64> = taken.iter().map(Slot::addr).collect();
         addrs.sort_unstable();
-        assert!(addrs.windows(2).all(|w| w[1] - w[0] >= SMALL as u64));
+        assert!(
+            addrs
+                .windows(2)
+                .all(|w| (w[1] - w[0]) as usize >= CLASSES[0].0)
+        );
         let (large, len) = pool.take(&*dma, 1 << 30).unwrap().unwrap();
         assert_eq!(len, LARGE as u64);
         pool.give(large);
         pool.give(taken.pop().unwrap());
-        assert!(pool.take(&*dma, SMALL as u64).unwrap().is_some());
+        assert!(pool.take(&*dma, CLASSES[0].0 as u64).unwrap().is_some());
         assert!(pool.take(&*dma, 1).unwrap().is_none());
     }
 }

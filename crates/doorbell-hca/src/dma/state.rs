@@ -1,11 +1,11 @@
-//! What the pipeline remembers of a job and of a QP.
+//! What the pipeline remembers of a job and of a QP, and where a job stands in the order of its QP.
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use super::{
     atomic::Atomic,
-    channel::JobId,
-    job::{DmaFailure, Pieces, Range},
+    channel::{Channel, JobId},
+    job::{DmaFailure, Pieces, Range, Ranges},
 };
 
 pub(super) enum Task {
@@ -29,27 +29,32 @@ pub(super) struct Plan {
     pub(super) eager: bool,
 }
 
-pub(super) struct State {
-    pub(super) qp: u32,
-    pub(super) cookie: u64,
-    pub(super) hold: bool,
+/// What is still to be done of a job that was not put into batches at once.
+pub(super) struct Rest {
     pub(super) task: Task,
     pub(super) plan: Option<Plan>,
     /// What it writes goes into this batch or a later one.
     pub(super) earliest: u64,
     /// What it reads into a buffer goes into this batch or a later one.
     pub(super) earliest_read: u64,
-    /// Batch of its last copy.
+    /// Batch of its last copy so far.
     pub(super) last: u64,
+    pub(super) begun: bool,
+    pub(super) since: Instant,
+}
+
+pub(super) struct State {
+    pub(super) qp: u32,
     /// Copies waiting or under way.
     pub(super) ops: u32,
-    pub(super) started: bool,
+    pub(super) cookie: u64,
+    pub(super) rest: Option<Box<Rest>>,
+    pub(super) failed: Option<Arc<DmaFailure>>,
+    pub(super) hold: bool,
     /// Everything has been put into batches.
     pub(super) issued: bool,
-    pub(super) failed: Option<Arc<DmaFailure>>,
     /// The engine does not want to hear of it any more.
     pub(super) closed: bool,
-    pub(super) since: Instant,
 }
 
 impl State {
@@ -58,22 +63,99 @@ impl State {
     }
 }
 
+/// A QP's jobs, in order.
 #[derive(Default)]
 pub(super) struct Pipe {
-    /// In order; the first `started` have begun.
+    /// The first `started` have been put into batches.
     pub(super) jobs: VecDeque<JobId>,
     pub(super) started: usize,
     /// Of the job that started last.
     pub(super) channel: Option<usize>,
     pub(super) steps: bool,
-    pub(super) signal: bool,
+    /// The latest batch with a copy of this QP.
     pub(super) last: u64,
-    /// What was written since the last boundary that everything keeps to.
-    pub(super) hull: Range,
-    /// What was written since the QP last had nothing under way.
-    pub(super) written: Range,
+    /// Everything from now on goes into this batch or a later one.
+    floor: u64,
+    /// The batch that plain writes go into at present, with what they write and read in it.
+    run: u64,
+    writes: Ranges,
+    reads: Range,
+    /// All that was written since the QP last had nothing under way.
+    written: Range,
     /// A job failed: nothing more until the QP is cancelled.
     pub(super) dead: bool,
-    /// Listed in `waiting`.
+    /// Listed as waiting.
     pub(super) listed: bool,
+}
+
+/// Where a piece of a QP may go.
+pub(super) struct Turn {
+    pub(super) from: Range,
+    pub(super) to: Range,
+    /// May it be visible before or after its neighbours, as long as they do not touch the same bytes?
+    pub(super) relaxed: bool,
+}
+
+impl Pipe {
+    /// May a job that streams into `channel` start now? If nothing is under way, the order begins anew.
+    pub(super) fn streams(&mut self, channel: usize, ordered: bool) -> bool {
+        if self.started == 0 {
+            (self.last, self.floor, self.run) = (0, 0, 0);
+            self.writes.clear();
+            (self.reads, self.written) = (Range::default(), Range::default());
+            return true;
+        }
+        !self.steps && self.channel == Some(channel) && ordered
+    }
+
+    /// Does it read what a job before it may still be writing?
+    pub(super) fn reads_written(&self, from: Range) -> bool {
+        self.started > 0 && !from.is_apart(self.written)
+    }
+
+    /// The batch after everything of this QP.
+    pub(super) fn after_all(&self) -> u64 {
+        if self.started == 0 { 0 } else { self.last + 1 }
+    }
+
+    /// The batch for a copy that writes `turn.to`, not before `least`.
+    pub(super) fn batch(&self, channel: &Channel, turn: &Turn, least: u64) -> Option<u64> {
+        if !turn.relaxed {
+            return channel.room(self.after_all().max(least));
+        }
+        let number = channel.room(self.floor.max(self.run).max(least))?;
+        let touches = number == self.run
+            && (self.writes.overlaps(turn.to)
+                || self.writes.overlaps(turn.from)
+                || !turn.to.is_apart(self.reads));
+        if touches {
+            channel.room(number + 1)
+        } else {
+            Some(number)
+        }
+    }
+
+    /// The copy was put there.
+    pub(super) fn put(&mut self, number: u64, turn: &Turn) {
+        self.written = self.written.hull(turn.to);
+        self.last = self.last.max(number);
+        if !turn.relaxed {
+            self.floor = number + 1;
+            return;
+        }
+        if number != self.run {
+            self.run = number;
+            self.writes.clear();
+            self.reads = Range::default();
+        }
+        self.writes.insert(turn.to);
+        self.reads = self.reads.hull(turn.from);
+    }
+
+    /// Copies up to batch `last` were put, of a job that keeps its distance on both sides.
+    pub(super) fn put_all(&mut self, last: u64, to: Range) {
+        self.written = self.written.hull(to);
+        self.last = self.last.max(last);
+        self.floor = self.last + 1;
+    }
 }

@@ -127,6 +127,12 @@ fn own_page() -> Option<Staging> {
 }
 
 /// The memory of this process' locks, to be sent to peers.
+#[cfg(miri)]
+pub(crate) fn own_region() -> Option<&'static crate::shm::SharedRegion> {
+    None
+}
+
+/// The memory of this process' locks, to be sent to peers.
 #[cfg(not(miri))]
 pub(crate) fn own_region() -> Option<&'static crate::shm::SharedRegion> {
     static REGION: OnceLock<Option<crate::shm::SharedRegion>> = OnceLock::new();

@@ -18,7 +18,7 @@ const HEADER: usize = 16;
 /// Longest message.
 pub(crate) const MAX_MESSAGE: usize = 4096;
 
-/// Longest message of the application ([`Message::App`]).
+/// Longest message of the application.
 pub const MAX_APP: usize = 4000;
 
 /// Longest handle of a region in device memory (a CUDA IPC handle has 64 bytes).

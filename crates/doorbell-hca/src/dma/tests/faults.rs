@@ -17,6 +17,7 @@ fn a_stalled_engine_fails_its_qps_with_the_likely_cause_and_no_other() {
             stall: Duration::from_millis(5),
             ..DmaConfig::default()
         });
+        rig.step = Duration::from_micros(10);
         let mut source = [5u8; 64];
         for _ in 0..3 {
             rig.start(

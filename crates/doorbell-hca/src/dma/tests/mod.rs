@@ -28,6 +28,8 @@ type Reported = (u64, Result<(), Arc<DmaFailure>>);
 struct Rig {
     core: DmaCore,
     now: Instant,
+    /// The time from one poll to the next, in the pipeline's eyes.
+    step: Duration,
     completed: BTreeMap<u32, VecDeque<Reported>>,
     retired: [usize; 2],
     next: u64,
@@ -39,6 +41,7 @@ impl Rig {
         Self {
             core,
             now: Instant::now(),
+            step: Duration::ZERO,
             completed: BTreeMap::new(),
             retired: [0; 2],
             next: 0,
@@ -61,7 +64,7 @@ impl Rig {
     }
 
     fn poll(&mut self) {
-        self.now += Duration::from_micros(10);
+        self.now += self.step;
         let (completed, retired) = (&mut self.completed, &mut self.retired);
         self.core.poll(self.now, |event| match event {
             Event::Completed { qp, cookie, result } => {
@@ -71,15 +74,19 @@ impl Rig {
         });
     }
 
-    /// Polls until everything is reported.
+    /// Polls until everything is reported. Other tests of this process may hold the locks of the same words meanwhile.
     fn drain(&mut self) {
-        for _ in 0..100_000 {
-            if self.core.is_idle() {
-                return;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !self.core.is_idle() {
+            assert!(
+                Instant::now() < deadline,
+                "the pipeline does not come to an end"
+            );
+            for _ in 0..100 {
+                self.poll();
             }
-            self.poll();
+            std::thread::yield_now();
         }
-        panic!("the pipeline does not come to an end");
     }
 
     /// The jobs reported for a QP so far, all of them good.
