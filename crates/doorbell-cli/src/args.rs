@@ -307,7 +307,7 @@ pub(crate) struct PerfArgs {
     pub(crate) qps: Option<u32>,
 
     /// Slots of each work queue, a power of two
-    /// [env: DOORBELL_DEPTH] [default: 1024]
+    /// [env: DOORBELL_DEPTH] [default: 1024, more where many threads share]
     #[arg(long, value_name = "N", value_parser = lists::depth, help_heading = "Set-up")]
     pub(crate) depth: Option<u32>,
 

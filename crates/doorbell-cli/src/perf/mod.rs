@@ -28,7 +28,7 @@ mod tally;
 use std::path::Path;
 
 use anyhow::Result;
-use doorbell::GpuSelect;
+use doorbell::{GpuSelect, Source};
 use rand::RngCore;
 
 use self::baselines::Baselines;
@@ -63,6 +63,10 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
     let defaults = Defaults {
         depth: settings.depth,
+        depth_free: settings
+            .explain()
+            .iter()
+            .any(|s| s.name == "depth" && s.source == Source::Default),
         handler: match settings.handler {
             doorbell::Handler::Record => Handler::Record,
             doorbell::Handler::Only => Handler::Doorbell,

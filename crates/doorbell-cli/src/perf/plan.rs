@@ -162,7 +162,20 @@ pub(crate) fn cases(args: &PerfArgs, defaults: &Defaults, seed: u64) -> Result<V
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Defaults {
     pub(crate) depth: u32,
+    /// Nobody chose that depth.
+    pub(crate) depth_free: bool,
     pub(crate) handler: Handler,
+}
+
+/// Slots that many threads on one QP need so that they wait for completions of earlier messages and
+/// not for each other: four batches a thread.
+fn roomy(defaults: &Defaults, sharers: u64, batch: u64) -> u32 {
+    let slots = (4 * sharers * batch).next_power_of_two().min(32_768) as u32;
+    if defaults.depth_free {
+        slots.max(defaults.depth)
+    } else {
+        defaults.depth
+    }
 }
 
 fn default_size(test: Test) -> u64 {
@@ -210,8 +223,15 @@ fn case(
         args.sharing
     };
     let qps = qps(args, initiator, sharing, blocks, threads)?;
-    let depth = args.depth.unwrap_or(defaults.depth);
-    let batch = batch(args, initiator, depth)?;
+    let batch = batch(args, initiator, args.depth.unwrap_or(defaults.depth))?;
+    let sharers = match sharing {
+        Sharing::Exclusive => 1,
+        Sharing::Block => threads.into(),
+        Sharing::Gpu => grid,
+    };
+    let depth = args
+        .depth
+        .unwrap_or_else(|| roomy(defaults, sharers, batch.into()));
     let handler = handler(args, defaults, initiator)?;
     sense(args, initiator, size)?;
     let limit = match (args.iters, args.secs) {
@@ -390,6 +410,7 @@ mod tests {
             Command::Perf(args) => {
                 let defaults = Defaults {
                     depth: 1024,
+                    depth_free: true,
                     handler: Handler::Record,
                 };
                 cases(&args, &defaults, 1)
@@ -421,6 +442,11 @@ mod tests {
         assert_eq!((case.threads, case.qps), (32, 4));
         let case = one("put-bw --blocks 4 --sharing gpu");
         assert_eq!((case.threads, case.qps), (32, 1));
+        // Shared queues are deeper, unless somebody says how deep.
+        assert_eq!(one("put-bw").depth, 1024);
+        let many = "put-bw --sharing gpu --blocks 64 --batch 1";
+        assert_eq!(one(many).depth, 8192);
+        assert_eq!(one(&format!("{many} --depth 1024")).depth, 1024);
         let case = one("put-bw --qps 4096");
         assert_eq!((case.grid(), case.qps), (1, 4096));
         let case = one("put-lat");
