@@ -48,7 +48,7 @@ pub struct Masked<T> {
     pub swap_mask: T,
 }
 
-/// An operation. Each variant is the call of the same name ([`Qp::put`] and so on).
+/// An operation. Each variant is the call of the same name ([`crate::Qp::put`] and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(
     missing_docs,
