@@ -3,7 +3,7 @@
 #
 #     bench/gpu/run.sh [DIST] [OUT] [PART...]      DIST: what `cargo xtask dist` made (default target/dist)
 #                                                  OUT: where results go (default $OUT, else ./out)
-#                                                  PART: machine check post e2e forward memory proxy c (default: all)
+#                                                  PART: machine check post e2e forward memory proxy c torch nvidia (default: all)
 #
 # Needs no Rust there. Writes OUT/machine.txt, OUT/log.txt (what the commands printed) and OUT/results.jsonl (one
 # doorbell-perf/1 object a line). Every command has a time limit; the exit status is 1 if any of them failed.
@@ -12,7 +12,7 @@ set -uo pipefail
 DIST=${1:-target/dist}
 OUT=${2:-${OUT:-out}}
 shift $(($# < 2 ? $# : 2))
-PARTS=${*:-machine check post e2e forward memory proxy c}
+PARTS=${*:-machine check post e2e forward memory proxy c torch nvidia}
 SECS=${SECS:-1}         # seconds a measured case
 LIMIT=${LIMIT:-60}      # seconds a command may take
 DOORBELL=$DIST/bin/doorbell
@@ -50,7 +50,8 @@ other() {
     printf '\n$ %s\n' "$*" | tee -a "$LOG"
     timeout --kill-after=5 "$LIMIT" "$@" 2>&1 | tee -a "$LOG"
     status=${PIPESTATUS[0]}
-    [ "$status" -eq 0 ] || failed+=("$status: $*")
+    # 77: it says itself why it was skipped.
+    [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || failed+=("$status: $*")
 }
 
 if wants machine; then
@@ -147,6 +148,33 @@ if wants c; then
     done
     if command -v nvcc >/dev/null && [ -d "$here/crates/doorbell-c/examples/cuda" ]; then
         other make -C "$here/crates/doorbell-c/examples/cuda" DIST="$(cd "$DIST" && pwd)" OUT="$(cd "$OUT" && pwd)/cuda" run
+    fi
+fi
+
+# In a process with PyTorch: training beside it, tensors, CUDA graphs, fork, teardown.
+if wants torch; then
+    other python3 "$(dirname "${BASH_SOURCE[0]}")/torch_coexist.py" "$DIST"
+fi
+
+# NVIDIA's device headers, unchanged, on our queues. NVIDIA_POSTER: nvidia_poster.cu, compiled; or DOCA: the folder of
+# doca_gpunetio_device.h, with nvcc at hand. SAME_BYTES: the example `same_bytes` of the crate doorbell.
+if wants nvidia; then
+    poster=${NVIDIA_POSTER:-}
+    if [ -z "$poster" ] && [ -n "${DOCA:-}" ] && command -v nvcc >/dev/null; then
+        poster=$OUT/nvidia_poster.cubin
+        other nvcc -cubin -arch=native -O3 -std=c++17 "-I$DOCA" -o "$poster" "$(dirname "${BASH_SOURCE[0]}")/nvidia_poster.cu"
+    fi
+    if [ -s "$poster" ]; then
+        for sharing in exclusive block gpu; do
+            for handler in record doorbell producer; do
+                perf put-bw --quick --check --module "$poster" --cq per-slot --sharing $sharing --handler $handler --blocks 4 --threads 32 --batch 1
+            done
+        done
+        perf get-bw --quick --check --module "$poster" --cq per-slot
+        perf atomic-rate --quick --check --module "$poster" --cq per-slot
+        [ -x "${SAME_BYTES:-}" ] && other "$SAME_BYTES" "$poster"
+    else
+        printf 'nvidia: skipped, no poster: set NVIDIA_POSTER, or DOCA with nvcc on the PATH\n' | tee -a "$LOG"
     fi
 fi
 

@@ -122,12 +122,13 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
     let device = gpu.alloc(MemKind::Device, 1 << 20)?;
     println!("INFO batched: {}", copier.batched());
     let mut worst = f64::INFINITY;
-    // Once beside an idle GPU, once beside a full one, as in real use.
+    // Once beside an idle GPU, once beside a full one, as in real use. That one's blocks poll GPU memory: what polling host memory
+    // does to copies is no property of the copier, and measured below.
     for full in [false, true] {
         let mut spin = if full {
             Some(Spin::everywhere(
                 gpu,
-                MemKind::PinnedHost,
+                MemKind::Device,
                 Duration::from_secs(30),
             )?)
         } else {
@@ -165,6 +166,28 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
         if let Some(spin) = &mut spin {
             spin.release()?;
         }
+    }
+    for blocks in [1, 16, 64] {
+        let mut spin = Spin::start(
+            gpu,
+            Dims::new(blocks, 1),
+            MemKind::PinnedHost,
+            Duration::from_secs(10),
+        )?;
+        let mut samples: Vec<_> = (0..200)
+            .map(|_| {
+                let started = Instant::now();
+                let ticket = submit(&copier, &spread(&device, &host, 1, 8))?;
+                while !copier.poll(ticket)? {}
+                Ok::<_, GpuError>(started.elapsed())
+            })
+            .collect::<Result<_, _>>()?;
+        samples.sort();
+        println!(
+            "INFO to device, 8 B, one at a time, beside {blocks} blocks that poll one word of host memory: median {:?}",
+            samples[100]
+        );
+        spin.release()?;
     }
     // A word of GPU memory that a kernel waits for, its answer in host memory: one way and back.
     let mut samples = Vec::new();
