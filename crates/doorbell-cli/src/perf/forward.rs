@@ -18,7 +18,7 @@ use super::bench::Bench;
 use super::check::Stream;
 use super::far::Meter;
 use super::plan::{Case, Limit};
-use super::running::{Statuses, Watch, first_failure};
+use super::running::{BARE, Statuses, Watch, first_failure};
 use super::tally::{Measured, Tally};
 use super::{Context, queues};
 use crate::{stats, units};
@@ -288,7 +288,7 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
     };
     // SAFETY: the structure is this kernel's; both lines and the status are of this bench and outlive the launch, which is
     // waited for here.
-    let mut running = unsafe { bench.start("bare_echo", false, lanes(bench), &params)? };
+    let mut running = unsafe { bench.start(BARE, false, lanes(bench), &params)? };
     let deadline = Instant::now() + timeout;
     let mut samples = Vec::with_capacity(rounds as usize);
     let mut result = Ok(Line([0; 12]));
