@@ -87,6 +87,15 @@ fn deregistering_under_traffic_ends_in_an_error_and_touches_nothing_afterwards()
             });
             let (src, dst) = (rig.region(64), rig.region(64));
             src.set_u64(0, 1);
+            // The engine has the keys at hand when they are revoked.
+            let write = |dst: &common::Region| {
+                Wqe::write(dst.remote(0), src.local(0, 8))
+                    .expect("write")
+                    .signalled(true)
+            };
+            for _ in 0..3 {
+                qp.run(&rig, write(&dst));
+            }
             let memory = dst.mr.memory().clone();
             for _ in 0..100 {
                 qp.post(
