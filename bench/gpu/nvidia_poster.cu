@@ -30,7 +30,9 @@ struct Rate {
     uint32_t signal_key, reserved2;
     uint64_t status;
 };
-static_assert(sizeof(Rate) == 136, "the parameter structure has changed");
+static_assert(sizeof(Rate) == 136 && offsetof(Rate, size) == 32 && offsetof(Rate, local) == 64 && offsetof(Rate, remote) == 88 &&
+                  offsetof(Rate, signal) == 112 && offsetof(Rate, status) == 128,
+              "the parameter structure has changed");
 struct Handle {
     doca_gpu_dev_verbs_qp *qp;
     void *ext;
