@@ -60,7 +60,7 @@ __device__ void messages(const Rate &p, doca_gpu_dev_verbs_qp *qp, uint32_t flag
                    skey = __byte_perm(p.signal_key, 0, 0x0123);
     const uint32_t room = flags & NO_SPACE_CHECK ? DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK : 0;
     doca_gpu_dev_verbs_ticket_t ticket = 0;
-    uint64_t look = 64, message = 0, in_batch = 0;
+    uint64_t look = 1, message = 0, in_batch = 0;
     while (message < p.iters) {
         // No call of these headers posts several WQEs with one ring: all but the last of a batch skip theirs.
         uint32_t opt = room;
@@ -101,7 +101,8 @@ __device__ void messages(const Rate &p, doca_gpu_dev_verbs_qp *qp, uint32_t flag
         }
         status.posted = ++message;
         if (message >= look) {
-            look = message + 64;
+            // A thread that shares a QP with all others may need milliseconds for a message.
+            look = message + (M == DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_GPU ? 1 : 64);
             const uint64_t now = now_ns();
             if (p.run_ns != 0 && now - start >= p.run_ns && in_batch == 0) break;
             if (now - start >= p.deadline_ns) {

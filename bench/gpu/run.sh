@@ -68,6 +68,16 @@ if wants machine; then
     } 2>&1 | tee "$OUT/machine.txt"
 fi
 
+# NVIDIA's device headers as a second poster, beside ours in the same run. NVIDIA_POSTER: nvidia_poster.cu, compiled; or DOCA: the
+# folder of doca_gpunetio_device.h, with nvcc at hand. SAME_BYTES: the example `same_bytes` of the crate doorbell.
+poster=${NVIDIA_POSTER:-}
+if [ -z "$poster" ] && [ -n "${DOCA:-}" ] && command -v nvcc >/dev/null; then
+    poster=$OUT/nvidia_poster.cubin
+    other nvcc -cubin -arch=native -O3 -std=c++17 "-I$DOCA" -o "$poster" "$(dirname "${BASH_SOURCE[0]}")/nvidia_poster.cu"
+fi
+[ -s "$poster" ] || poster=
+beside=(${poster:+--module "$poster"})
+
 # Every sharing mode, handler, CQ kind, operation and payload place: every byte compared.
 if wants check; then
     for sharing in exclusive block gpu; do
@@ -95,15 +105,15 @@ fi
 # Posting alone: the shapes of the table of anchors.
 if wants post; then
     for queue in host gpu; do
-        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64,128 --batch 1
-        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64 --batch 32
-        perf post --secs "$SECS" --queue-mem $queue --sharing block --blocks 1,64 --threads 32 --batch 1
-        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 8,64 --threads 32 --batch 1
-        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 128 --threads 256 --batch 1
+        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64,128 --batch 1 "${beside[@]}"
+        perf post --secs "$SECS" --queue-mem $queue --sharing exclusive --blocks 1,64 --batch 32 "${beside[@]}"
+        perf post --secs "$SECS" --queue-mem $queue --sharing block --blocks 1,64 --threads 32 --batch 1 "${beside[@]}"
+        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 8,64 --threads 32 --batch 1 "${beside[@]}"
+        perf post --secs "$SECS" --queue-mem $queue --sharing gpu --blocks 128 --threads 256 --batch 1 "${beside[@]}"
     done
     for handler in doorbell producer; do
-        perf post --secs "$SECS" --handler $handler --sharing block --blocks 64 --threads 32 --batch 1
-        perf post --secs "$SECS" --handler $handler --sharing gpu --blocks 64 --threads 32 --batch 1
+        perf post --secs "$SECS" --handler $handler --sharing block --blocks 64 --threads 32 --batch 1 "${beside[@]}"
+        perf post --secs "$SECS" --handler $handler --sharing gpu --blocks 64 --threads 32 --batch 1 "${beside[@]}"
     done
 fi
 
@@ -156,14 +166,8 @@ if wants torch; then
     other python3 "$(dirname "${BASH_SOURCE[0]}")/torch_coexist.py" "$DIST"
 fi
 
-# NVIDIA's device headers, unchanged, on our queues. NVIDIA_POSTER: nvidia_poster.cu, compiled; or DOCA: the folder of
-# doca_gpunetio_device.h, with nvcc at hand. SAME_BYTES: the example `same_bytes` of the crate doorbell.
+# NVIDIA's device headers, unchanged, on our queues.
 if wants nvidia; then
-    poster=${NVIDIA_POSTER:-}
-    if [ -z "$poster" ] && [ -n "${DOCA:-}" ] && command -v nvcc >/dev/null; then
-        poster=$OUT/nvidia_poster.cubin
-        other nvcc -cubin -arch=native -O3 -std=c++17 "-I$DOCA" -o "$poster" "$(dirname "${BASH_SOURCE[0]}")/nvidia_poster.cu"
-    fi
     if [ -s "$poster" ]; then
         for sharing in exclusive block gpu; do
             for handler in record doorbell producer; do
