@@ -7,8 +7,8 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-pub use common::{Replay, seed};
 use common::{Options, Region, Rig};
+pub use common::{Replay, seed};
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_hca::{Access, Addressing, HcaConfig};
 use doorbell_wire::{Chunk, Wqe, seg};
