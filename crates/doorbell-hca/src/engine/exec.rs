@@ -11,6 +11,7 @@ use super::Cx;
 use super::hot::TURN_BYTES;
 use super::keys::{CachedKey, Use};
 use super::qp::{EngineQp, Park, Target};
+use super::slices::Slices;
 use crate::copy::{copy, write};
 use crate::fault::Fault;
 use crate::link::Delivery;
@@ -36,19 +37,6 @@ enum Outcome {
     Issued,
     /// Set aside (`park` says why).
     Parked,
-}
-
-/// A long copy between host regions, done in slices so that other QPs get their turns and deregistrations end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slices {
-    ctrl: Ctrl,
-    remote: Remote,
-    local: Local,
-    read: bool,
-    imm: Option<u32>,
-    done: u32,
-    /// All bytes are in place, and since when the immediate has been waiting for a receive.
-    waiting: Option<Instant>,
 }
 
 /// The largest message (IB's limit).
@@ -320,7 +308,10 @@ impl EngineQp {
         // Every piece is checked before the first byte moves.
         let mut all_host = !matches!(there, Some(Place::Device { .. }));
         for piece in local.pieces() {
-            if let Piece::Local(l) = piece {
+            // Nor does a piece of no bytes.
+            if let Piece::Local(l) = piece
+                && l.len != 0
+            {
                 let here = self.locate(cx, near, l.key, l.addr, u64::from(l.len))?;
                 all_host &= matches!(here, Place::Host(_));
             }
@@ -332,16 +323,8 @@ impl EngineQp {
         if self.wait_for_copies() {
             return Ok(Outcome::Parked);
         }
-        if let (Payload::Local(local), true) = (local, total > TURN_BYTES) {
-            self.park = Some(Park::Slices(Slices {
-                ctrl,
-                remote,
-                local,
-                read,
-                imm,
-                done: 0,
-                waiting: None,
-            }));
+        if total > TURN_BYTES {
+            self.park = Some(Park::Slices(Slices::new(ctrl, wqe, total as u32)));
             return Ok(Outcome::Parked);
         }
         if let (Some(Place::Host(there)), Payload::Inline(inline), Some(data)) =
@@ -359,6 +342,9 @@ impl EngineQp {
             let mut offset = 0usize;
             for piece in local.pieces() {
                 let len = piece.len() as usize;
+                if len == 0 {
+                    continue;
+                }
                 // SAFETY: `offset + len <= total`, which lies inside the remote region.
                 let there = unsafe { there.byte_add(offset) }.as_ptr();
                 match piece {
@@ -441,82 +427,6 @@ impl EngineQp {
                 })
             }
         }
-    }
-
-    /// The next slice of a long copy.
-    ///
-    /// # Safety
-    /// As for [`Self::one`].
-    pub(super) unsafe fn slice(&mut self, cx: &mut Cx<'_>, mut slices: Slices) -> Step {
-        // SAFETY: passed on.
-        let moved = unsafe { self.move_slice(cx, &mut slices) };
-        let delivered = match moved {
-            Ok(()) if slices.done < slices.local.len => {
-                self.park = Some(Park::Slices(slices));
-                return Step::Parked;
-            }
-            Ok(()) => self.deliver(cx, self.exec, slices.imm, slices.local.len, slices.waiting),
-            Err(fault) => Err(fault),
-        };
-        match delivered {
-            Ok(Ok(())) => {
-                let sop = self.cq.sop(slices.ctrl.opcode);
-                self.complete(self.exec, sop, slices.ctrl.signalled(), slices.local.len);
-                self.exec += u64::from(slices.ctrl.slots());
-                self.park = None;
-                Step::Done
-            }
-            Ok(Err(since)) => {
-                self.park = Some(Park::Slices(Slices {
-                    waiting: Some(since),
-                    ..slices
-                }));
-                Step::Parked
-            }
-            Err(fault) => Step::Failed(fault, Some(slices.ctrl)),
-        }
-    }
-
-    unsafe fn move_slice(&mut self, cx: &mut Cx<'_>, slices: &mut Slices) -> Result<(), Fault> {
-        let step = (slices.local.len - slices.done).min(TURN_BYTES as u32);
-        if step == 0 {
-            return Ok(());
-        }
-        let (near, far) = if slices.read {
-            (Use::Sink, Use::Read)
-        } else {
-            (Use::Source, Use::Write)
-        };
-        let (remote, local, at) = (slices.remote, slices.local, u64::from(slices.done));
-        // Resolved anew in each turn: a key may have been revoked in between.
-        let there = self.locate(
-            cx,
-            far,
-            remote.key,
-            remote.addr.wrapping_add(at),
-            u64::from(step),
-        )?;
-        let here = self.locate(
-            cx,
-            near,
-            local.key,
-            local.addr.wrapping_add(at),
-            u64::from(step),
-        )?;
-        let (Place::Host(there), Place::Host(here)) = (there, here) else {
-            return Err(Fault::Unsupported);
-        };
-        let (there, here) = (there.as_ptr(), here.as_ptr());
-        // SAFETY: both ranges were located inside regions that this round may use, with the rights for it.
-        unsafe {
-            if slices.read {
-                copy(here, there, step as usize)
-            } else {
-                copy(there, here, step as usize)
-            }
-        }
-        slices.done += step;
-        Ok(())
     }
 
     /// An atomic of 4 or 8 bytes. The old value goes to the sink in host order for 8 bytes, big-endian for 4 (as mlx5's do).

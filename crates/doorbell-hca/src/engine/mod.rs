@@ -14,6 +14,7 @@ mod keys;
 mod qp;
 pub(crate) mod recv;
 mod scan;
+mod slices;
 pub(crate) mod thread;
 
 pub(crate) use control::CoreSlot;
@@ -327,31 +328,34 @@ impl Core {
     }
 
     /// Back to the beginning. Copies that a copy engine still carries out end by themselves; their memory is protected by grace periods.
-    pub(crate) fn reset(&mut self, slot: u32) {
+    ///
+    /// Returns what the caller is to drop: see [`Self::destroy`].
+    pub(crate) fn reset(&mut self, slot: u32) -> Target {
         let Self { qps, dma, .. } = self;
         let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
-            return;
+            return Target::None;
         };
         qp.drop_copies(dma, slot);
         if let Target::Peer(peer) = &qp.cold.target {
             peer.detach();
         }
-        qp.cold.target = Target::None;
+        let target = std::mem::replace(&mut qp.cold.target, Target::None);
         // SAFETY: the QP is attached, so its memory is mapped; its owner promises that nobody posts during a reset.
         unsafe { qp.initialise() };
         self.receivers.retain(|s| *s != slot);
         self.lines.forget(slot);
+        target
     }
 
-    /// Lets go of a QP.
-    pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) {
+    /// Lets go of a QP, and returns it for the caller to drop: what it keeps is foreign, and dropping that may take any time or ask this core
+    /// for something.
+    pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) -> Option<Box<EngineQp>> {
         // Whoever still waits on it is told; its owner, who asked for it, gets no event.
         if let Some(qp) = self.qp(slot) {
             qp.cold.quiet = true;
         }
         self.abandon(inner, slot, Fault::Destroyed);
-        let Some(qp) = self.qp(slot) else { return };
-        let shared = &qp.cold.shared;
+        let shared = &self.qp(slot)?.cold.shared;
         if let Some(recv) = &shared.recv {
             recv.lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -361,9 +365,10 @@ impl Core {
         self.lines.remove(slot);
         self.listed.retain(|s| *s != slot);
         self.receivers.retain(|s| *s != slot);
-        self.qps[slot as usize] = None;
+        let gone = self.qps[slot as usize].take();
         self.free.push(slot);
         self.tell_load(inner);
+        gone
     }
 
     /// A peer process is gone: its QPs fail.
@@ -490,9 +495,12 @@ impl EngineQp {
                 if self.exec >= end || self.bytes >= hot::TURN_BYTES {
                     break;
                 }
-                let step = match self.park {
+                let step = match self.park.take() {
                     Some(Park::Slices(slices)) => self.slice(cx, slices),
-                    _ => self.one(cx),
+                    park => {
+                        self.park = park;
+                        self.one(cx)
+                    }
                 };
                 match step {
                     Step::Done => {}

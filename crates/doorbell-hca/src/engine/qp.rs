@@ -21,7 +21,7 @@ use crate::raw::{Shared, fill_words};
 
 /// Where requests go.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(crate) enum Target {
     None,
     Loopback(Arc<QpShared>),
     Peer(Arc<dyn RemoteQp>),
@@ -37,7 +37,7 @@ pub(super) enum Park {
     /// The target has no receive for an immediate.
     Receive { since: Instant },
     /// A long copy, done in slices.
-    Slices(super::exec::Slices),
+    Slices(Box<super::slices::Slices>),
     /// Copies of the DMA engine.
     Copies,
 }

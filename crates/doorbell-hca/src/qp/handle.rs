@@ -116,6 +116,7 @@ impl HcaQp {
         self.on_core("reset the queue pair", timeout, false, |core, _, slot| {
             core.reset(slot)
         })
+        .map(drop)
     }
 
     /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.
@@ -134,12 +135,11 @@ impl HcaQp {
             "let go of the queue pair",
             timeout,
             true,
-            |core, inner, slot| {
-                core.destroy(inner, slot);
-            },
+            |core, inner, slot| core.destroy(inner, slot),
         );
         self.hca.inner().queues.forget(&self.shared);
-        result
+        // What the QP kept is dropped here, not by the engine.
+        result.map(drop)
     }
 
     fn on_core<R: Send + 'static>(

@@ -6,6 +6,7 @@
     reason = "a module of each test file, which uses a part of it"
 )]
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -44,6 +45,11 @@ impl Memory {
 
     pub fn keep(&self) -> Arc<dyn std::any::Any + Send + Sync> {
         Arc::new(self.clone())
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.len() * 64
     }
 
     pub fn word(&self, index: usize) -> &AtomicU64 {
@@ -204,12 +210,19 @@ impl Rig {
     }
 
     pub fn qp_with(&self, options: Options) -> MockQp {
-        MockQp::new(self, options)
+        MockQp::new(self, options, Arc::new(()))
     }
 
     /// A QP connected to itself.
     pub fn loopback(&self, options: Options) -> MockQp {
         let qp = self.qp_with(options);
+        qp.connect_to_self();
+        qp
+    }
+
+    /// As [`Self::loopback`], and the QP keeps `other` as well as its own memory.
+    pub fn loopback_keeping(&self, options: Options, other: Arc<dyn Any + Send + Sync>) -> MockQp {
+        let qp = MockQp::new(self, options, other);
         qp.connect_to_self();
         qp
     }
@@ -280,10 +293,10 @@ pub struct MockQp {
 const RECORD: usize = 8;
 const ERROR: usize = 16;
 const RQ_RECORD: usize = 24;
-const OWN_BELL: usize = 32;
+pub const OWN_BELL: usize = 32;
 
 impl MockQp {
-    fn new(rig: &Rig, options: Options) -> Self {
+    fn new(rig: &Rig, options: Options, other: Arc<dyn Any + Send + Sync>) -> Self {
         let depth = 1usize << options.log_depth;
         let sq = Memory::new(depth * 64);
         let cq = Memory::new(if options.kind == CqKind::Collapsed {
@@ -329,6 +342,7 @@ impl MockQp {
             words.clone(),
             rcq.clone(),
             rq.map(|_| ()),
+            other,
         ));
         let config = QpConfig {
             pd: options.pd.unwrap_or(rig.pd),
@@ -367,6 +381,11 @@ impl MockQp {
 
     pub fn hca_qp(&self) -> &HcaQp {
         self.qp.as_ref().expect("not destroyed")
+    }
+
+    /// The QP's own memory: send ring, CQ, and its words (record, error word, doorbell).
+    pub fn own_memory(&self) -> [Memory; 3] {
+        [self.sq.clone(), self.cq.clone(), self.words.clone()]
     }
 
     pub fn connect_to_self(&self) {
