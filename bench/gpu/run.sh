@@ -15,6 +15,7 @@ shift $(($# < 2 ? $# : 2))
 PARTS=${*:-machine check post e2e forward memory proxy c torch nvidia}
 SECS=${SECS:-1}         # seconds a measured case
 LIMIT=${LIMIT:-60}      # seconds a command may take
+GPU=${GPU:-cuda}         # host: a rehearsal of the script without a GPU
 DOORBELL=$DIST/bin/doorbell
 
 mkdir -p "$OUT"
@@ -30,7 +31,7 @@ perf() {
     json=$(mktemp)
     ran=$((ran + 1))
     printf '\n$ doorbell perf %s\n' "$*" | tee -a "$LOG"
-    timeout --kill-after=5 "$LIMIT" "$DOORBELL" perf "$@" --gpu cuda --json "$json" 2>&1 | tee -a "$LOG"
+    timeout --kill-after=5 "$LIMIT" "$DOORBELL" perf "$@" --gpu "$GPU" --json "$json" 2>&1 | tee -a "$LOG"
     status=${PIPESTATUS[0]}
     if [ "$status" -ne 0 ]; then
         failed+=("$status: perf $*")
@@ -63,8 +64,8 @@ if wants machine; then
         nvidia-smi --query-gpu=index,name,uuid,pci.bus_id,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current,clocks.sm,clocks.max.sm,mig.mode.current --format=csv
         nvidia-smi topo -m
         ls -l /dev/gdrdrv /dev/infiniband 2>&1
-        "$DOORBELL" info --gpu cuda
-        "$DOORBELL" info --gpu cuda --json
+        "$DOORBELL" info --gpu "$GPU"
+        "$DOORBELL" info --gpu "$GPU" --json
     } 2>&1 | tee "$OUT/machine.txt"
 fi
 
