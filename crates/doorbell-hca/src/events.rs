@@ -83,7 +83,7 @@ impl Events {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> Option<Event> {
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::deadline(timeout);
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(event) = queue.events.pop_front() {

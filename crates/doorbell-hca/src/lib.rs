@@ -13,6 +13,7 @@
 
 pub mod config;
 mod copy;
+mod deadline;
 pub mod dma;
 pub mod doorbells;
 mod engine;
@@ -28,6 +29,7 @@ mod raw;
 pub mod shm;
 
 pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};
+pub use deadline::deadline;
 pub use doorbells::{DoorbellArray, DoorbellSlot};
 pub use engine::CoreCounters;
 pub use error::{HcaError, Result};

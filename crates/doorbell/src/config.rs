@@ -27,10 +27,10 @@ impl FromStr for HcaCores {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "caller" => Ok(Self::Caller),
+            "caller" | "0" => Ok(Self::Caller),
             _ => match text.parse() {
                 Ok(n @ 1..=64) => Ok(Self::Threads(n)),
-                _ => Err("give a number of threads from 1 to 64, or `caller`".to_owned()),
+                _ => Err("give a number of threads from 1 to 64, or `caller` (or 0)".to_owned()),
             },
         }
     }
@@ -241,7 +241,10 @@ impl Config {
     /// Adds the environment and the defaults. An unusable variable is an error, never ignored.
     pub fn resolve(&self) -> Result<Settings, Error> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.resolve_with(cores, &|name| std::env::var(name).ok())
+        // What is no Unicode cannot be right either, and is shown as far as it can be.
+        self.resolve_with(cores, &|name| {
+            std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
+        })
     }
 
     fn resolve_with(
@@ -378,7 +381,7 @@ mod tests {
             (HcaCores::Threads(1), Source::Default)
         );
         let vars = [
-            ("DOORBELL_HCA_CORES", "caller"),
+            ("DOORBELL_HCA_CORES", "0"),
             ("DOORBELL_GPU", "cuda:3"),
             ("DOORBELL_DEPTH", ""),
         ];
@@ -428,7 +431,8 @@ mod tests {
     fn bad_values_are_refused_with_the_name_and_the_remedy() {
         for (name, value) in [
             ("DOORBELL_GPU", "tpu"),
-            ("DOORBELL_HCA_CORES", "0"),
+            ("DOORBELL_HCA_CORES", "65"),
+            ("DOORBELL_HCA_CORES", "\u{fffd}"),
             ("DOORBELL_HANDLER", "17"),
             ("DOORBELL_DEPTH", "100"),
             ("DOORBELL_QUIESCE_MS", "0"),

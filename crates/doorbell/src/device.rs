@@ -289,7 +289,7 @@ impl Device {
         if !self.is_caller_driven() {
             return self.inner.provider.next_error(timeout);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         loop {
             while self.poll() {}
             let left = deadline.saturating_duration_since(Instant::now());

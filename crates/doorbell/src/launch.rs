@@ -62,7 +62,7 @@ impl Launch {
         if !self.device.is_caller_driven() {
             return Ok(self.launch.wait(timeout)?);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         loop {
             let worked = self.device.poll();
             match self.launch.wait(Duration::ZERO) {

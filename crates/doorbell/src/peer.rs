@@ -99,7 +99,7 @@ impl Peer {
 
     /// Both sides give bytes and get the other's, at most 16 MiB. Both must call it, in the same order as other messages.
     pub fn exchange(&self, mine: &[u8], timeout: Duration) -> Result<Vec<u8>> {
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         let left = || deadline.saturating_duration_since(Instant::now());
         if mine.len() > MAX_EXCHANGE {
             return Err(Error::Argument {

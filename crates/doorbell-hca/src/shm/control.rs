@@ -215,7 +215,7 @@ impl Shm {
         if self.shared.is_down() {
             return Err(ShmError::Down);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::deadline(timeout);
         let socket = connect_until(address, deadline)?;
         let core = self.shared.new_peer(&socket)?;
         let peer = Peer::new(Arc::clone(&core), Arc::clone(&self.shared));

@@ -90,7 +90,7 @@ impl PeerCore {
         timeout: Duration,
         mut done: impl FnMut(&mut PeerState) -> Option<Result<T>>,
     ) -> Result<T> {
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::deadline(timeout);
         let mut state = self.lock();
         loop {
             if let Some(result) = done(&mut state) {
@@ -297,7 +297,7 @@ impl ShmListener {
     /// # Errors
     /// [`ShmError::Deadline`], or [`ShmError::Down`] when the control thread is gone.
     pub fn accept(&self, timeout: Duration) -> Result<Peer> {
-        let deadline = Instant::now() + timeout;
+        let deadline = crate::deadline(timeout);
         let mut state = self
             .queue
             .state

@@ -173,7 +173,7 @@ impl Bootstrap {
         if rank >= world {
             return Err(BootstrapError::Rank { rank, world });
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         let (role, socket) = if rank == 0 {
             let open = |source| BootstrapError::Open {
                 rank,
@@ -270,7 +270,7 @@ impl Bootstrap {
         }
         self.sequence += 1;
         let (sequence, rank, world, timeout) = (self.sequence, self.rank, self.world, self.timeout);
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         match &mut self.role {
             Role::Leaf(hub) => {
                 let lost = |e: io::Error| BootstrapError::Lost {
@@ -410,7 +410,7 @@ fn hub_exchange(
     let mut answers = answers.into_iter();
     let own = answers.next().unwrap_or_default();
     // Sending has a deadline of its own: the last rank may have arrived just in time.
-    let deadline = Instant::now() + timeout;
+    let deadline = doorbell_hca::deadline(timeout);
     for ((peer, body), rank) in peers.iter_mut().zip(answers).zip(1u32..) {
         peer.send(
             &Frame {
@@ -488,7 +488,7 @@ fn gather_ranks(
         fail_all(std::iter::once(&mut stream), 0, &e);
     }
     let mut streams: Vec<Stream> = seats.into_iter().flatten().collect();
-    let limit = Instant::now() + timeout;
+    let limit = doorbell_hca::deadline(timeout);
     for (stream, rank) in streams.iter_mut().zip(1u32..) {
         stream
             .send(

@@ -61,9 +61,9 @@ impl FromStr for Handler {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "record" => Ok(Self::Record),
-            "only" => Ok(Self::Only),
+            "only" | "doorbell" => Ok(Self::Only),
             "producer" => Ok(Self::Producer),
-            _ => Err("give record, only or producer".to_owned()),
+            _ => Err("give record, only (or doorbell) or producer".to_owned()),
         }
     }
 }
