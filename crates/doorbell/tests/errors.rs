@@ -277,6 +277,12 @@ fn an_abandoned_kernel_keeps_what_it_may_touch() {
     }
 }
 
+/// Where the exported queue pair rings.
+fn doorbell_of(export: &Export) -> u64 {
+    // SAFETY: on the host GPU an export lies in this process's memory, and no kernel is changing this constant.
+    unsafe { (&raw const (*export.handle().qp).sq_db).read() }
+}
+
 #[test]
 fn queue_memory_is_reused_only_when_no_kernel_runs() {
     let b = bench();
@@ -284,20 +290,23 @@ fn queue_memory_is_reused_only_when_no_kernel_runs() {
     let qp = b.qp();
     let export = qp.export().unwrap();
     let mut launch = b.launch("bare_echo", ONE, &waits(&b, &export, &line));
-    // Nothing that was exported may be handed out again while the kernel might hold a handle to it.
-    let used = export.qps_addr();
+    // Nothing that was exported may be handed out again while the kernel might hold a handle to it, its doorbell word included:
+    // a late ring would fail whoever had it next.
+    let (used, rung) = (export.qps_addr(), doorbell_of(&export));
     drop((export, qp));
     let new: Vec<_> = (0..4).map(|_| b.qp()).collect();
     let exports: Vec<_> = new.iter().map(|q| q.export().unwrap()).collect();
     assert!(exports.iter().all(|e| e.qps_addr() != used), "{used:#x}");
+    assert!(exports.iter().all(|e| doorbell_of(e) != rung), "{rung:#x}");
     launch.abort();
     assert!(launch.wait(LONG).is_err());
     drop((exports, new));
     let again: Vec<_> = (0..9).map(|_| b.qp()).collect();
     let exports: Vec<_> = again.iter().map(|q| q.export().unwrap()).collect();
     assert!(
-        exports.iter().any(|e| e.qps_addr() == used),
-        "and it is reused in the end"
+        exports.iter().any(|e| e.qps_addr() == used)
+            && exports.iter().any(|e| doorbell_of(e) == rung),
+        "and both are reused in the end"
     );
 }
 

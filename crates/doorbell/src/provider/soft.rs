@@ -223,7 +223,7 @@ impl Provider for Soft {
                 cqn: self.hca.alloc_cqn()?,
             },
             handler: request.handler,
-            doorbell: DoorbellWord::Slot(slot),
+            doorbell: DoorbellWord::Slot(slot.clone()),
             record: Some(at(&request.record)?),
             poll_record: false,
             error_word: Some(at(&request.error)?),
@@ -243,6 +243,7 @@ impl Provider for Soft {
             cqn: qp.cqn().get(),
             core: qp.core(),
             doorbell,
+            slot,
             timeout: self.timeout,
             gpu: self.gpu.clone(),
             qp: RwLock::new(Life::Alive(Here::new(&self.gpu, qp))),
@@ -252,7 +253,7 @@ impl Provider for Soft {
     fn next_error(&self, timeout: Duration) -> Option<AsyncError> {
         // In a forked child nothing happens any more.
         self.gpu.check_process().ok()?;
-        let deadline = Instant::now() + timeout;
+        let deadline = doorbell_hca::deadline(timeout);
         loop {
             let event = self
                 .hca
@@ -314,9 +315,20 @@ struct SoftQp {
     cqn: u32,
     core: usize,
     doorbell: u64,
+    slot: hca::DoorbellSlot,
     timeout: Duration,
     gpu: Gpu,
     qp: RwLock<Life>,
+}
+
+impl Drop for SoftQp {
+    /// The doorbell word goes to another queue pair only when no kernel is left that might still ring this one.
+    fn drop(&mut self) {
+        if self.gpu.is_this_process() {
+            let slot = self.slot.clone();
+            self.gpu.defer(move || drop(slot));
+        }
+    }
 }
 
 enum Life {
