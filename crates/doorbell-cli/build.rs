@@ -19,8 +19,12 @@ fn main() {
     {
         println!("cargo:rerun-if-changed={log}");
     }
+    let version = env!("CARGO_PKG_VERSION");
     if let Some(describe) = git(&["describe", "--always", "--tags", "--abbrev=12"]) {
         println!("cargo:rustc-env=DOORBELL_GIT={describe}");
+        println!("cargo:rustc-env=DOORBELL_VERSION={version} ({describe})");
+    } else {
+        println!("cargo:rustc-env=DOORBELL_VERSION={version}");
     }
     if let Ok(target) = std::env::var("TARGET") {
         println!("cargo:rustc-env=DOORBELL_TARGET={target}");

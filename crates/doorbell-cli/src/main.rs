@@ -23,10 +23,7 @@ use tracing_subscriber::EnvFilter;
 use args::{Cli, Command};
 
 /// The version, with the commit it was built from where that is known.
-pub(crate) const VERSION: &str = match option_env!("DOORBELL_GIT") {
-    Some(git) => git,
-    None => env!("CARGO_PKG_VERSION"),
-};
+pub(crate) const VERSION: &str = env!("DOORBELL_VERSION");
 
 /// How a command that did not fail ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
