@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use doorbell::{Backend, Device, GpuInfo};
 use serde::Serialize;
 
@@ -100,14 +100,18 @@ pub(crate) fn run(args: &InfoArgs) -> Result<Ended> {
         .config(crate::config::of(&args.device))
         .open()?;
     let info = gather(&device);
-    let mut out = io::stdout();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &info)?;
+    write(&mut io::stdout(), args.json, &info).context("writing to standard output")?;
+    Ok(Ended::Well)
+}
+
+fn write(out: &mut dyn Write, json: bool, info: &Info) -> Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, info)?;
         writeln!(out)?;
     } else {
-        print(&mut out, &info)?;
+        print(out, info)?;
     }
-    Ok(Ended::Well)
+    Ok(())
 }
 
 fn gather(device: &Device) -> Info {

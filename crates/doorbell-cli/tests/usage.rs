@@ -34,12 +34,47 @@ fn wrong_arguments_are_refused_with_a_remedy() {
             1,
             "--json",
         ),
+        ("perf put-bw --iters 1 --json /", 1, "--json"),
+        (
+            "perf put-bw --iters 1 --module /dev/zero",
+            1,
+            "regular file",
+        ),
+        (
+            "perf put-bw --iters 1 --module Cargo.toml --gpu host",
+            1,
+            "--gpu cuda",
+        ),
+        (
+            "perf put-bw --iters 1 --blocks 65535 --gpu host",
+            2,
+            "lower --blocks",
+        ),
     ] {
         let args: Vec<&str> = args.split_whitespace().collect();
         let output = run(&args);
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(status), "{args:?}\n{out}\n{err}");
+        assert!(
+            !out.contains("ok"),
+            "{args:?}: refused after the run\n{out}"
+        );
         assert!(err.contains(part), "{args:?}: `{part}` is not in\n{err}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_that_says_where() {
+    for args in ["info", "perf put-bw --quick"] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let output = doorbell(&args)
+            .stdout(full.expect("/dev/full"))
+            .output()
+            .expect("running doorbell");
+        let (_, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{err}");
+        assert!(err.contains("standard output"), "{err}");
     }
 }
 

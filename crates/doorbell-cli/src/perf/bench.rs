@@ -54,6 +54,14 @@ pub(crate) struct Benches {
     open: Vec<Rc<Bench>>,
 }
 
+/// A whole file, if it is one: a device or a pipe may never end.
+fn read_module(path: &Path) -> std::io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    std::fs::read(path)
+}
+
 impl Benches {
     pub(crate) fn new(config: Config, module: Option<&Path>) -> Result<Self> {
         let settings = config.resolve()?;
@@ -62,7 +70,7 @@ impl Benches {
             .iter()
             .any(|s| s.name == "hca-cores" && s.source == Source::Default);
         let module = match module {
-            Some(path) => Some(std::fs::read(path).with_context(|| {
+            Some(path) => Some(read_module(path).with_context(|| {
                 format!(
                     "reading the GPU module {}: give a cubin, fatbin or PTX file",
                     path.display()
@@ -120,7 +128,8 @@ impl Benches {
         let pd = device.pd()?;
         let foreign = match &self.module {
             Some(image) if device.gpu().is_cuda() => Some(device.gpu().load(image)?),
-            Some(_) if key.0 != GpuSelect::Host => {
+            // Where a list of initiators adds host threads to a GPU, theirs is no bench for the module.
+            Some(_) if key.0 == self.gpu => {
                 anyhow::bail!(
                     "--module needs a CUDA GPU, and this is {}: add --gpu cuda on a machine that has one",
                     device.gpu_info().name

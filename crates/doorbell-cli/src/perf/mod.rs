@@ -27,7 +27,7 @@ mod tally;
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use doorbell::{GpuSelect, Source};
 use rand::RngCore;
 
@@ -37,7 +37,7 @@ use self::pipe::Partner;
 use self::plan::{Case, Defaults};
 use self::report::Reporter;
 use self::tally::Measured;
-use crate::args::{Handler, Link, PerfArgs, Place, Sharing, Test};
+use crate::args::{Handler, Initiator, Link, PerfArgs, Place, Sharing, Test};
 use crate::environment::Machine;
 use crate::progress::Progress;
 use crate::schema::Environment;
@@ -85,17 +85,25 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         progress: Progress::new(cases.len()),
     };
     let bench = context.benches.of(first)?;
+    fits(&cases, &bench).map_err(|e| e.context(WrongArguments))?;
     if args.link == Link::Shm {
         context.partner = Some(partner(args, &bench, pins.and_then(|p| p.1))?);
     }
+    // Found out now, not when the results are there and cannot be kept.
+    if let Some(path) = &args.json {
+        report::check_json(path)?;
+    }
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut reporter = Reporter::new(args.test, json_on_stdout);
-    reporter.heading(&heading(first, &bench, &machine))?;
+    const OUTPUT: &str = "writing to standard output";
+    reporter
+        .heading(&heading(first, &bench, &machine))
+        .context(OUTPUT)?;
     let failed = all(&mut context, &cases, &mut reporter).err();
     if failed.is_none() {
-        reporter.ratios()?;
+        reporter.ratios().context(OUTPUT)?;
     }
-    reporter.summary()?;
+    reporter.summary().context(OUTPUT)?;
     if let Some(path) = &args.json {
         let environment = environment(first, &bench, &machine, started, seed);
         reporter.write_json(path, environment)?;
@@ -105,6 +113,22 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
         None => Ok(Ended::Well),
     }
+}
+
+/// The host GPU bounds the threads of a kernel, each being one of the system: told before the queues of so many are made.
+fn fits(cases: &[Case], bench: &Bench) -> Result<()> {
+    let limit = u64::from(doorbell::MAX_HOST_THREADS);
+    let most = cases
+        .iter()
+        .filter(|c| c.initiator != Initiator::Cpu)
+        .map(|c| u64::from(c.blocks) * u64::from(c.threads))
+        .max()
+        .unwrap_or(0);
+    anyhow::ensure!(
+        bench.device.gpu().is_cuda() || most <= limit,
+        "{most} threads are more than the host GPU runs ({limit}): lower --blocks or --threads, or use a CUDA GPU"
+    );
+    Ok(())
 }
 
 fn all(context: &mut Context, cases: &[Case], reporter: &mut Reporter) -> Result<()> {

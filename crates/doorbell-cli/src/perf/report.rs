@@ -29,6 +29,28 @@ pub(crate) struct Reporter {
     latency: bool,
 }
 
+/// Can the result file be written? Pipes are left alone: whoever reads one would see it end.
+pub(crate) fn check_json(to: &Path) -> Result<()> {
+    let special = std::fs::metadata(to).is_ok_and(|m| !m.is_file() && !m.is_dir());
+    if special || to.as_os_str() == "-" {
+        return Ok(());
+    }
+    std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(to)
+        .map(drop)
+        .with_context(|| unwritable(to))
+}
+
+fn unwritable(to: &Path) -> String {
+    format!(
+        "writing results to {}: choose a file that can be written with --json",
+        to.display()
+    )
+}
+
 impl Reporter {
     pub(crate) fn new(test: Test, json_on_stdout: bool) -> Self {
         let latency = test.is_latency();
@@ -263,12 +285,7 @@ impl Reporter {
                 .write_all(text.as_bytes())
                 .context("writing JSON to standard output")
         } else {
-            std::fs::write(to, text).with_context(|| {
-                format!(
-                    "writing results to {}: choose a file that can be written with --json",
-                    to.display()
-                )
-            })
+            std::fs::write(to, text).with_context(|| unwritable(to))
         }
     }
 }
