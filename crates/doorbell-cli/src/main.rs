@@ -60,13 +60,28 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("doorbell: {error:#}");
+            eprintln!("doorbell: {}", words(&error));
             match error.is::<WrongArguments>() {
                 true => ExitCode::from(2),
                 false => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// An error and what is behind it, each thing once: many errors of the libraries already name their cause.
+pub(crate) fn words(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -86,4 +101,21 @@ fn log() {
         .with_target(false)
         .without_time()
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_was_named_is_not_named_again() {
+        let error = doorbell::Error::Os {
+            what: "making a thing",
+            source: std::io::Error::other("no room"),
+        };
+        let error = anyhow::Error::new(error).context("put-bw");
+        assert_eq!(words(&error), "put-bw: making a thing: no room");
+        let error = anyhow::anyhow!("a").context("b").context("a");
+        assert_eq!(words(&error), "a: b");
+    }
 }

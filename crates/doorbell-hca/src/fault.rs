@@ -72,7 +72,7 @@ table! {
     BadQpn, LOCAL_QP_OP, Vendor::BAD_QPN, "the control segment or the doorbell names another QP";
     StaleIndex, LOCAL_QP_OP, Vendor::STALE_INDEX, "the control segment still carried another WQE index after re-reading it for the time allowed";
     BadDoorbell, LOCAL_QP_OP, Vendor::BAD_DOORBELL, "the producer index jumped further than the queue is deep";
-    BadLength, LOCAL_LENGTH, Vendor::BAD_LENGTH, "a data segment of zero bytes, a message above 2^31 bytes, or an atomic's result of another size than its operand";
+    BadLength, LOCAL_LENGTH, Vendor::BAD_LENGTH, "a DUMP of zero bytes, a message above 2^31 bytes, or an atomic's result of another size than its operand";
     BadInline, LOCAL_QP_OP, Vendor::BAD_INLINE, "the inline length goes past the end of the WQE, or the opcode takes no inline data";
     UnsignalledPerSlot, LOCAL_QP_OP, Vendor::UNSIGNALLED_PER_SLOT, "an unsignalled or several-slot WQE on a QP whose CQ has one CQE per slot";
     BadWaitCq, LOCAL_QP_OP, Vendor::BAD_WAIT_CQ, "WAIT names a CQ that does not exist (any more)";

@@ -71,7 +71,7 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
         })?;
         let mut answer = match state.obey(order) {
             Ok(answer) => answer,
-            Err(e) => serde_json::to_vec(&Answer::<()>::Err(format!("{e:#}")))?,
+            Err(e) => serde_json::to_vec(&Answer::<()>::Err(crate::words(&e)))?,
         };
         answer.push(b'\n');
         // A parent that is gone reads nothing: there is nobody left to tell.
