@@ -23,8 +23,8 @@ unsafe fn post(
     request: impl FnOnce(&CpuQueue<'_>, Post) -> Result<Ticket, doorbell_device::Error>,
 ) -> i32 {
     guard(entry, || {
-        let posted = queue(qp)?.with_cpu(|cpu| {
-            let how = Post::by(deadline(Duration::from_nanos(timeout_ns)));
+        let posted = queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu, left| {
+            let how = Post::by(deadline(left));
             request(&cpu.queue()?, how).map_err(of_device)
         })?;
         // SAFETY: this function's promise.
@@ -202,8 +202,8 @@ pub unsafe extern "C" fn doorbell_cpu_compare_swap(
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cpu_wait(qp: *mut CQp, ticket: u64, timeout_ns: u64) -> i32 {
     guard("doorbell_cpu_wait", || {
-        queue(qp)?.with_cpu(|cpu: &mut CpuQp| {
-            let until = deadline(Duration::from_nanos(timeout_ns));
+        queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu: &mut CpuQp, left| {
+            let until = deadline(left);
             cpu.queue()?.wait(Ticket(ticket), until).map_err(of_device)
         })
     })

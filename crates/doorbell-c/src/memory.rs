@@ -8,7 +8,7 @@ use doorbell::{Access, Addressing, Memory, Mr, Pd, Place};
 
 use crate::convert::{store, timeout, wanted};
 use crate::device::{CDevice, DEVICES};
-use crate::error::{Failure, guard};
+use crate::error::{Failure, Result, guard};
 use crate::handle::Table;
 use crate::status::Status;
 use crate::types::{
@@ -131,6 +131,18 @@ pub unsafe extern "C" fn doorbell_mem_query(
     })
 }
 
+/// Checked before anything is done with the caller's pointer: a length that cannot be right is usually a bug in its computation.
+fn inside(memory: &Memory, offset: usize, length: usize) -> Result<()> {
+    match offset.checked_add(length) {
+        Some(end) if end <= memory.len() => Ok(()),
+        _ => Err(Failure::invalid(
+            "offset and length",
+            format_args!("{offset} and {length}"),
+            &format!("the memory has {} bytes", memory.len()),
+        )),
+    }
+}
+
 /// See `doorbell.h`.
 ///
 /// # Safety
@@ -147,6 +159,7 @@ pub unsafe extern "C" fn doorbell_mem_read(
         if length == 0 {
             return Ok(());
         }
+        inside(&memory, offset, length)?;
         wanted("to", to)?;
         // A slice of bytes that C never wrote must not exist, so they are written first.
         // SAFETY: this function's promise.
@@ -174,6 +187,7 @@ pub unsafe extern "C" fn doorbell_mem_write(
         if length == 0 {
             return Ok(());
         }
+        inside(&memory, offset, length)?;
         wanted("from", from.cast_mut())?;
         // SAFETY: this function's promise.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), length) };

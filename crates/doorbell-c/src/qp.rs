@@ -1,7 +1,8 @@
 //! `doorbell_qp_*`: queue pairs, with their state checked at each call instead of carried in a type.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use doorbell::{
     AnyQp, CpuQp, CqKind, Destination, ErrorKind, Export, Handler, LinkKind, QpState, RemoteMr,
@@ -41,14 +42,40 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// As [`lock`], for a lock that another call may hold as long as its own time limit says.
+fn lock_by<T>(mutex: &Mutex<T>, until: Instant) -> Result<MutexGuard<'_, T>> {
+    let mut pause = Duration::from_micros(1);
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Ok(guard),
+            Err(TryLockError::Poisoned(guard)) => return Ok(guard.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::new(
+                Status::TimedOut,
+                "another thread's call on this queue pair has not ended: wait longer, or give that call a shorter limit",
+            ));
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
+}
+
 pub(crate) fn queue(qp: *mut CQp) -> Result<Arc<Queue>> {
     QPS.get(qp)
 }
 
 impl Queue {
-    /// Runs `f` with the queue as the CPU posts to it.
-    pub(crate) fn with_cpu<R>(&self, f: impl FnOnce(&mut CpuQp) -> Result<R>) -> Result<R> {
-        let mut cpu = lock(&self.cpu);
+    /// Runs `f` with the queue as the CPU posts to it, and what is left of the time when its turn comes.
+    pub(crate) fn with_cpu<R>(
+        &self,
+        timeout: Duration,
+        f: impl FnOnce(&mut CpuQp, Duration) -> Result<R>,
+    ) -> Result<R> {
+        let until = doorbell_hca::deadline(timeout);
+        let mut cpu = lock_by(&self.cpu, until)?;
         let cpu = match &mut *cpu {
             Some(cpu) => cpu,
             none => {
@@ -61,7 +88,7 @@ impl Queue {
                 none.insert(CpuQp::new(&self.qp)?)
             }
         };
-        f(cpu)
+        f(cpu, until.saturating_duration_since(Instant::now()))
     }
 
     /// The bytes that a peer needs to connect to it over shared memory.
@@ -153,7 +180,8 @@ pub unsafe extern "C" fn doorbell_qp_export(qp: *mut CQp, out: *mut doorbell_qp_
     guard("doorbell_qp_export", || {
         wanted("out", out)?;
         let queue = queue(qp)?;
-        if lock(&queue.cpu).is_some() {
+        // Whoever holds it posts from the CPU.
+        if queue.cpu.try_lock().map_or(true, |cpu| cpu.is_some()) {
             return Err(Failure::new(
                 Status::State,
                 "the CPU posts to this queue pair: export another one to kernels",
@@ -252,8 +280,11 @@ pub extern "C" fn doorbell_qp_reset(qp: *mut CQp, timeout_ns: u64) -> i32 {
     guard("doorbell_qp_reset", || {
         let queue = queue(qp)?;
         // Between two calls of the CPU, so that none of them posts into a queue that is being emptied.
-        let _between = lock(&queue.cpu);
-        Ok(queue.qp.reset(timeout(timeout_ns))?)
+        let until = doorbell_hca::deadline(timeout(timeout_ns));
+        let _between = lock_by(&queue.cpu, until)?;
+        Ok(queue
+            .qp
+            .reset(until.saturating_duration_since(Instant::now()))?)
     })
 }
 

@@ -366,6 +366,121 @@ fn wrong_arguments_are_refused_by_name() {
     }
 }
 
+/// A call's limit is its own: it does not become that of another thread's call that is waiting on the same queue pair.
+#[test]
+fn a_waiting_thread_holds_nobody_past_their_limit() {
+    let rig = rig();
+    let qp = ready(&rig).expose_provenance();
+    let at = || std::ptr::with_exposed_provenance_mut::<CQp>(qp);
+    let mut ticket = 0;
+    let put = |limit, ticket: *mut u64| {
+        let (addr, key) = (rig.region.address, rig.region.key);
+        // SAFETY: pointers to locals.
+        unsafe { doorbell_cpu_put(at(), addr, key, addr + 64, key, 8, limit, ticket) }
+    };
+    assert_eq!(put(SECOND, &raw mut ticket), OK, "{}", last_error());
+    assert_eq!(doorbell_cpu_wait(at(), ticket, SECOND), OK);
+    std::thread::scope(|s| {
+        // For a request that nobody will post: until the queue pair is destroyed.
+        let waits = s.spawn(move || {
+            let at = std::ptr::with_exposed_provenance_mut::<CQp>(qp);
+            doorbell_cpu_wait(at, ticket + 1, 20 * SECOND)
+        });
+        // Once it waits, all others run into their limits.
+        while doorbell_cpu_wait(at(), ticket, 1000) == OK {
+            std::thread::yield_now();
+        }
+        let late = Status::TimedOut as i32;
+        assert_eq!(doorbell_c::doorbell_last_status(), late, "{}", last_error());
+        assert!(!waits.is_finished());
+        assert_eq!(put(0, null_mut()), late);
+        assert_eq!(doorbell_qp_reset(at(), 1000), late);
+        let mut handle = doorbell_qp_t { qp: 0, ext: 0 };
+        // SAFETY: a pointer to a local.
+        let exported = unsafe { doorbell_qp_export(at(), &raw mut handle) };
+        assert_eq!(exported, Status::State as i32);
+        assert!(!waits.is_finished());
+        assert_eq!(doorbell_qp_destroy(at(), SECOND), OK, "{}", last_error());
+        assert_ne!(waits.join().expect("no panic"), OK);
+    });
+}
+
+/// Everything at once on the same handles: statuses, whatever they are, and an end.
+#[test]
+fn concurrent_calls_give_statuses() {
+    let rig = rig();
+    let (pd, mem) = (rig.pd.expose_provenance(), rig.mem.expose_provenance());
+    let region = rig.region;
+    for _ in 0..20 {
+        let qp = ready(&rig).expose_provenance();
+        std::thread::scope(|s| {
+            for who in 0..6 {
+                s.spawn(move || {
+                    let at = std::ptr::with_exposed_provenance_mut::<CQp>(qp);
+                    for round in 0..20 {
+                        let mut ticket = 0;
+                        let mut handle = doorbell_qp_t { qp: 0, ext: 0 };
+                        let mut mr = null_mut::<CMr>();
+                        // SAFETY: zero but for its size is a value of it.
+                        let mut info: doorbell_qp_info = unsafe { sized() };
+                        // SAFETY: pointers to locals.
+                        let status = unsafe {
+                            match (who + round) % 6 {
+                                0 => doorbell_cpu_put(
+                                    at,
+                                    region.address,
+                                    region.key,
+                                    region.address,
+                                    region.key,
+                                    8,
+                                    SECOND,
+                                    &raw mut ticket,
+                                ),
+                                1 => doorbell_cpu_wait(at, round as u64, SECOND / 100),
+                                2 => doorbell_qp_query(at, &raw mut info),
+                                3 => doorbell_qp_export(at, &raw mut handle),
+                                4 => {
+                                    let pd = std::ptr::with_exposed_provenance_mut(pd);
+                                    let mem = std::ptr::with_exposed_provenance_mut(mem);
+                                    assert_eq!(
+                                        doorbell_mr_register(pd, mem, 15, 0, &raw mut mr),
+                                        OK
+                                    );
+                                    doorbell_mr_deregister(mr, SECOND)
+                                }
+                                _ if round > 12 => doorbell_qp_destroy(at, SECOND),
+                                _ => doorbell_qp_reset(at, SECOND),
+                            }
+                        };
+                        assert_ne!(status, Status::Internal as i32, "{}", last_error());
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// A length that cannot be is refused before the caller's memory is looked at.
+#[test]
+fn lengths_past_the_end_touch_nothing() {
+    let rig = rig();
+    let mut bytes = [7u8; 16];
+    let at = bytes.as_mut_ptr().cast::<std::ffi::c_void>();
+    for (offset, length) in [(4096, 1), (0, 4097), (0, usize::MAX), (usize::MAX, 16)] {
+        // SAFETY: refused before a byte is touched.
+        let (read, write) = unsafe {
+            (
+                doorbell_mem_read(rig.mem, offset, at, length),
+                doorbell_mem_write(rig.mem, offset, at, length),
+            )
+        };
+        assert_ne!(read, OK, "{offset} {length}");
+        assert_eq!(read, write, "{}", last_error());
+        assert!(last_error().contains("4096"), "{}", last_error());
+    }
+    assert_eq!(bytes, [7; 16]);
+}
+
 #[test]
 fn handles_are_checked() {
     let rig = rig();
