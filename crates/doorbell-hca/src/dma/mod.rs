@@ -156,8 +156,10 @@ impl Staging {
         let words: Arc<[std::sync::atomic::AtomicU64]> = (0..len.div_ceil(8))
             .map(|_| std::sync::atomic::AtomicU64::new(0))
             .collect();
-        let first = words.first().ok_or("staging of zero bytes")?;
-        let ptr = NonNull::new(first.as_ptr().cast::<u8>()).ok_or("address zero")?;
+        if words.is_empty() {
+            return Err("staging of zero bytes".into());
+        }
+        let ptr = NonNull::new(words.as_ptr().cast_mut().cast::<u8>()).ok_or("address zero")?;
         Ok(Self {
             ptr,
             len,

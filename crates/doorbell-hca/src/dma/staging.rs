@@ -5,10 +5,15 @@
 use super::{Dma, Staging};
 
 /// Bytes and number of the buffers of each class: words and inline payloads (at most 1,008 bytes), messages, pieces of bulk.
+#[cfg(not(miri))]
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 2048), (16 << 10, 256), (LARGE, 32)];
 
+/// An interpreter has no time for many.
+#[cfg(miri)]
+const CLASSES: [(usize, usize); 3] = [(1 << 10, 16), (2 << 10, 4), (LARGE, 2)];
+
 /// Bytes of the largest buffer.
-pub(super) const LARGE: usize = 256 << 10;
+pub(super) const LARGE: usize = if cfg!(miri) { 4 << 10 } else { 256 << 10 };
 
 /// A buffer that is in use.
 #[derive(Debug, PartialEq, Eq)]

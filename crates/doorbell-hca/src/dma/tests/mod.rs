@@ -21,6 +21,12 @@ mod order;
 
 const DEVICE: usize = 1 << 20;
 
+/// Atomics of each of two cores.
+const ATOMICS: u32 = if cfg!(miri) { 8 } else { 100 };
+
+/// Bytes of large copies: more than all large buffers together, but an interpreter has no time.
+const HUGE: usize = if cfg!(miri) { 9000 } else { 700_000 };
+
 /// A job as it was reported.
 type Reported = (u64, Result<(), Arc<DmaFailure>>);
 
@@ -112,6 +118,15 @@ fn host(bytes: &mut [u8]) -> Place {
     Place::Host(Shared::from_ptr(ptr).unwrap())
 }
 
+/// A later byte of the same host memory.
+fn offset(place: &Place, bytes: usize) -> Place {
+    let Place::Host(ptr) = place else {
+        panic!("host memory")
+    };
+    // SAFETY: the tests stay inside their arrays.
+    Place::Host(unsafe { ptr.byte_add(bytes) })
+}
+
 fn copy(src: Place, dst: Place, len: usize) -> Work {
     piece(Source::Place(src), dst, len, false)
 }
@@ -158,11 +173,11 @@ fn bytes_arrive_whichever_way_they_go() {
     let memory = MockMemory::new(DEVICE);
     for dma in engines(&memory, 1) {
         // Larger than all large buffers together, odd, small, and one byte.
-        for len in [1, 8, 4097, 300_001, 700_000] {
+        for len in [1, 8, 4097, HUGE / 2, HUGE] {
             let mut rig = Rig::new(DmaConfig::default());
             let (mut there, mut back) = (pattern(len as u64, len), vec![0; len]);
-            let (a, b) = (memory.addr(0, 3), memory.addr(0, 3 + len.min(300_001)));
-            let len_b = len.min(300_001);
+            let (a, b) = (memory.addr(0, 3), memory.addr(0, 3 + len.min(HUGE / 2)));
+            let len_b = len.min(HUGE / 2);
             rig.start(7, copy(host(&mut there), device(&dma, a), len));
             rig.start(7, copy(device(&dma, a), device(&dma, b), len_b.min(len)));
             rig.drain();
@@ -238,7 +253,7 @@ fn two_devices_are_bridged_or_joined() {
             };
             let (a, b) = (engine(0, 1), engine(1, 0));
             let mut rig = Rig::new(DmaConfig::default());
-            let bytes = pattern(1, 600_000);
+            let bytes = pattern(1, HUGE);
             memory.write(memory.addr(0, 0), &bytes);
             rig.start(
                 1,
@@ -253,13 +268,16 @@ fn two_devices_are_bridged_or_joined() {
                 copy(
                     device(&b, memory.addr(1, 7)),
                     device(&a, memory.addr(0, 100)),
-                    300_000,
+                    HUGE / 2,
                 ),
             );
             rig.drain();
             assert_eq!(rig.good(1), [0, 1]);
             assert_eq!(memory.read(memory.addr(1, 7), bytes.len()), bytes);
-            assert_eq!(memory.read(memory.addr(0, 100), 300_000), bytes[..300_000]);
+            assert_eq!(
+                memory.read(memory.addr(0, 100), HUGE / 2),
+                bytes[..HUGE / 2]
+            );
             assert_eq!(rig.core.counters().bounced > 0, !peers);
         }
     }
@@ -285,10 +303,11 @@ fn atomics_of_several_cores_and_qps_lose_nothing() {
             Rig::new(DmaConfig::default()),
             Rig::new(DmaConfig::default()),
         ];
-        let mut sinks = vec![[0u8; 8]; 2 * 4 * 25];
+        let all = 2 * u64::from(ATOMICS);
+        let mut sinks = vec![[0u8; 8]; all as usize];
         let mut next = sinks.iter_mut();
         for rig in &mut rigs {
-            for i in 0..100 {
+            for i in 0..ATOMICS {
                 rig.start(
                     i % 4,
                     add(&dma, word, 1, Width::Eight, host(next.next().unwrap())),
@@ -302,7 +321,7 @@ fn atomics_of_several_cores_and_qps_lose_nothing() {
             }
         }
         assert!(rigs.iter().all(|rig| rig.core.is_idle()));
-        assert_eq!(memory.word(word), 200);
+        assert_eq!(memory.word(word), all);
         let mut old: Vec<u64> = sinks
             .iter()
             .map(|bytes| u64::from_ne_bytes(*bytes))
@@ -310,7 +329,7 @@ fn atomics_of_several_cores_and_qps_lose_nothing() {
         old.sort_unstable();
         assert_eq!(
             old,
-            (0..200).collect::<Vec<_>>(),
+            (0..all).collect::<Vec<_>>(),
             "every value was fetched once"
         );
     }
@@ -396,9 +415,9 @@ fn small_copies_use_a_mapping_of_device_memory_in_their_turn() {
         addr: memory.addr(0, offset),
         dma: dma.clone(),
     };
-    let (mut large, mut small, mut old) = (pattern(1, 100_000), pattern(2, 64), [0u8; 8]);
-    rig.start(1, copy(host(&mut large), place(0), 100_000));
-    rig.start(1, copy(host(&mut small), place(50_000), 64));
+    let (mut large, mut small, mut old) = (pattern(1, 10_000), pattern(2, 64), [0u8; 8]);
+    rig.start(1, copy(host(&mut large), place(0), 10_000));
+    rig.start(1, copy(host(&mut small), place(5_000), 64));
     rig.start(1, inline(&[7; 8], place(200_000)));
     let word = memory.addr(0, 200_000);
     let new = Box::new(|old: u64| old + 1);
@@ -420,8 +439,8 @@ fn small_copies_use_a_mapping_of_device_memory_in_their_turn() {
     );
     rig.drain();
     assert_eq!(rig.good(1), [0, 1, 2, 3]);
-    assert_eq!(memory.read(memory.addr(0, 0), 50_000), large[..50_000]);
-    assert_eq!(memory.read(memory.addr(0, 50_000), 64), small);
+    assert_eq!(memory.read(memory.addr(0, 0), 5_000), large[..5_000]);
+    assert_eq!(memory.read(memory.addr(0, 5_000), 64), small);
     assert_eq!((memory.word(word), old), (0x0707_0707_0707_0708, [7; 8]));
     assert_eq!(mock.counts().1, 1, "only the large one used the engine");
     assert_eq!(rig.core.counters().mapped, 3);
