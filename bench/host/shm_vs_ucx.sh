@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two processes of one host over shared memory: Doorbell beside UCX's `posix` transport, in turn, on the same two cores.
 #
-#   bench/host/shm_vs_ucx.sh [OUT]      (needs python3 with pip for UCX's wheel, and two CPUs; OUT defaults to target/bench)
+#   [DOORBELL=COMMAND] bench/host/shm_vs_ucx.sh [OUT]      (needs python3 with pip for UCX's wheel, and two CPUs; OUT defaults to target/bench)
 #
 # UCX's put of 8 bytes is a store by the initiating core: no work request, no key check, no completion. It is the most that a
 # user of shared memory has today, which is why it stands here as the baseline. Every figure is the median of ROUNDS rounds
@@ -29,8 +29,9 @@ ucx_put() { # size iterations -> "bytes/s messages/s ns"
     kill $server 2>/dev/null || true; wait $server 2>/dev/null || true )
 }
 
-cargo build --release -q -p doorbell-cli
-doorbell=target/release/doorbell
+# DOORBELL names a built command (of a distribution, say); else it is built here.
+doorbell=${DOORBELL:-target/release/doorbell}
+[ -n "${DOORBELL:-}" ] || cargo build --release -q -p doorbell-cli
 run() { # test size extra... -> JSON file
   local file=$1; shift
   timeout 120 taskset -c "$cpu_a,$cpu_b" "$doorbell" perf "$@" --link shm --gpu host --json "$file" >/dev/null
