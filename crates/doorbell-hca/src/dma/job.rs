@@ -262,6 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn ranges_overlap_as_their_bytes_do(all in prop::collection::vec((0u64..200, 1u64..20), 1..60)) {
             let (mut ranges, mut bytes) = (Ranges::default(), [false; 256]);

@@ -173,7 +173,8 @@ fn bytes_arrive_whichever_way_they_go() {
     let memory = MockMemory::new(DEVICE);
     for dma in engines(&memory, 1) {
         // Larger than all large buffers together, odd, small, and one byte.
-        for len in [1, 8, 4097, HUGE / 2, HUGE] {
+        let lens = [1, 8, 4097, HUGE / 2, HUGE];
+        for len in lens.into_iter().skip(if cfg!(miri) { 3 } else { 0 }) {
             let mut rig = Rig::new(DmaConfig::default());
             let (mut there, mut back) = (pattern(len as u64, len), vec![0; len]);
             let (a, b) = (memory.addr(0, 3), memory.addr(0, 3 + len.min(HUGE / 2)));
