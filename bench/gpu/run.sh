@@ -114,6 +114,7 @@ if wants post; then
         perf post --iters 8 --timeout 40 --queue-mem $queue --sharing gpu --blocks 128 --threads 256 --batch 1 "${beside[@]}"
     done
     for handler in doorbell producer; do
+        perf post --secs "$SECS" --handler $handler --sharing exclusive --blocks 1,64 --batch 1 "${beside[@]}"
         perf post --secs "$SECS" --handler $handler --sharing block --blocks 64 --threads 32 --batch 1 "${beside[@]}"
         perf post --secs "$SECS" --handler $handler --sharing gpu --blocks 64 --threads 32 --batch 1 "${beside[@]}"
     done

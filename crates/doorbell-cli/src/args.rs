@@ -12,7 +12,7 @@ use doorbell::GpuSelect;
 use crate::lists::{self, List};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
-/// or a NIC executes them.
+/// executes them.
 #[derive(Debug, Parser)]
 #[command(name = "doorbell", version = crate::VERSION, max_term_width = 80, after_help = EXIT_STATUS)]
 pub(crate) struct Cli {

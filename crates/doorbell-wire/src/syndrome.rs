@@ -83,7 +83,7 @@ codes! {
         NONE = 0x00, "nothing more to say";
         BAD_OPCODE = 0x81, "the opcode is unknown";
         BAD_DS = 0x82, "the size (ds) does not fit the opcode or the ring";
-        BAD_QPN = 0x83, "the control segment names another QP";
+        BAD_QPN = 0x83, "the control segment or the doorbell names another QP";
         STALE_INDEX = 0x84, "the slot was rung, but its control segment never got the expected index";
         BAD_DOORBELL = 0x85, "the doorbell or the record jumped by more than the queue's depth";
         BAD_LKEY = 0x86, "no memory region has this lkey";
@@ -98,8 +98,8 @@ codes! {
         UNSIGNALLED_PER_SLOT = 0x8f, "an unsignalled or multi-slot WQE on a CQ with one CQE a slot";
         BAD_OPMOD = 0x90, "the opcode modifier does not fit the opcode";
         BAD_WAIT_CQ = 0x91, "WAIT names a CQ that does not exist or cannot be waited for";
-        PEER_DEAD = 0x92, "the peer's process is gone";
-        REVOKED = 0x93, "the peer revoked the memory region";
+        PEER_DEAD = 0x92, "the target QP is in error or gone, or the peer's process is";
+        REVOKED = 0x93, "the memory region was deregistered";
         ENGINE_DOWN = 0x94, "the engine that served the QP has stopped";
         DMA_FAILED = 0x95, "copying to or from GPU memory failed";
         NOT_CONNECTED = 0x96, "the QP is not connected";

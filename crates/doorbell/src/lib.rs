@@ -1,4 +1,4 @@
-//! GPU-initiated RDMA for any NIC and for none.
+//! GPU-initiated networking on mlx5 queues, executed by a software HCA.
 //!
 //! A GPU thread builds a work request, rings the doorbell and polls the completion itself. This crate is the host's part: it
 //! opens a [`Device`] (a GPU and an HCA), registers memory ([`Mr`]), makes and connects queue pairs ([`Qp`]), exports them

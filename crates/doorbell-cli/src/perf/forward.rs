@@ -29,6 +29,8 @@ const WORDS: usize = 4;
 const ROUNDS: u64 = 16_384;
 /// Messages at the start of a launch that are not counted: the kernel may not run yet.
 const WARM_UP: u64 = 64;
+/// How many times the limit of one message the kernel of a whole launch may take.
+const LAUNCH: u32 = 60;
 /// Polls between two looks at the clock.
 const LOOK: u32 = 1024;
 
@@ -70,28 +72,26 @@ fn read_line(answer: &Memory) -> Result<Line> {
     Ok(Line(line))
 }
 
-/// Waits until `answer` holds message `n` whole; `poll` is called meanwhile.
+/// Waits until `answer` holds message `n` whole; `poll` is called meanwhile. `None`: not by the deadline.
 fn await_answer(
     answer: &Memory,
     n: u64,
     deadline: Instant,
     mut poll: impl FnMut(),
     mut alive: impl FnMut() -> Result<()>,
-) -> Result<Line> {
+) -> Result<Option<Line>> {
     let mut polls = 0u32;
     loop {
         let line = read_line(answer)?;
         if line.is(n as u32) {
-            return Ok(line);
+            return Ok(Some(line));
         }
         poll();
         polls = polls.wrapping_add(1);
         if polls.is_multiple_of(LOOK) {
             alive()?;
             if Instant::now() > deadline {
-                bail!(
-                    "message {n} was not answered in time; raise --timeout if the machine is that slow"
-                );
+                return Ok(None);
             }
             // Another thread may wait for this very processor.
             std::thread::yield_now();
@@ -145,7 +145,8 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
             answer_key: answer_mr.key(),
             reserved: 0,
             iters: n,
-            deadline_ns: (case.timeout * 2).as_nanos() as u64,
+            // The limit is on each message; a failed or closed queue pair ends the kernel before this.
+            deadline_ns: (case.timeout * LAUNCH).as_nanos() as u64,
             status: statuses.addr(),
         };
         let stream = Stream::new(case.seed, number);
@@ -172,13 +173,16 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         meter.stop(None, &mut used)?;
         let ended = running.finish(&mut Watch {
             qps: &qps,
-            timeout: if rounds.is_ok() {
+            timeout: if matches!(rounds, Ok(None)) {
                 case.timeout
             } else {
                 Duration::ZERO
             },
             tick: &mut |_| Ok(()),
         });
+        if let Ok(Some(late)) = rounds {
+            bail!(not_answered(late));
+        }
         first_failure(&statuses.read()?, |_| qps.get(1))?;
         rounds?;
         ended?;
@@ -225,6 +229,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
     Ok(measured)
 }
 
+/// Sends `n` messages, one after another. The number of the one that was not answered in time, if any.
 #[allow(
     clippy::too_many_arguments,
     reason = "one private call site; a struct would only rename them"
@@ -239,15 +244,14 @@ fn rounds(
     case: &Case,
     tally: &mut Tally,
     alive: &mut dyn FnMut() -> Result<()>,
-) -> Result<()> {
+) -> Result<Option<u64>> {
     let queue = to_kernel.queue()?;
-    let deadline = Instant::now() + case.timeout;
-    let by = cpu::deadline(case.timeout);
     let device = &bench.device;
     let drive = device.is_caller_driven();
     let warm_up = WARM_UP.min(n / 4);
     for i in 1..=n {
         let line = as_line(message(stream, i), i);
+        let by = cpu::deadline(case.timeout);
         let start = Instant::now();
         queue.put_inline(cpu::remote(remote, 0), line.0, Line::BYTES, Post::by(by))?;
         let poll = || {
@@ -255,7 +259,9 @@ fn rounds(
                 device.poll();
             }
         };
-        let got = await_answer(answer, i, deadline, poll, &mut *alive)?;
+        let Some(got) = await_answer(answer, i, start + case.timeout, poll, &mut *alive)? else {
+            return Ok(Some(i));
+        };
         let took = start.elapsed();
         if i > warm_up {
             tally.samples.push(took.as_nanos() as u64);
@@ -264,7 +270,11 @@ fn rounds(
             compare(got, i, line, tally);
         }
     }
-    Ok(())
+    Ok(None)
+}
+
+fn not_answered(n: u64) -> String {
+    format!("message {n} was not answered in time; raise --timeout if the machine is that slow")
 }
 
 /// Nanoseconds of `rounds` round trips of a line through pinned memory: this thread stores, the
@@ -283,15 +293,21 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
         answer_key: 0,
         reserved: 0,
         iters: rounds,
-        deadline_ns: (timeout * 2).as_nanos() as u64,
+        // Nothing but its deadline ends this kernel on a GPU; there, its rounds take microseconds.
+        deadline_ns: (timeout
+            * if bench.device.gpu().is_cuda() {
+                2
+            } else {
+                LAUNCH
+            })
+        .as_nanos() as u64,
         status: statuses.addr(),
     };
     // SAFETY: the structure is this kernel's; both lines and the status are of this bench and outlive the launch, which is
     // waited for here.
     let mut running = unsafe { bench.start(BARE, false, lanes(bench), &params)? };
-    let deadline = Instant::now() + timeout;
     let mut samples = Vec::with_capacity(rounds as usize);
-    let mut result = Ok(Line([0; 12]));
+    let mut result = Ok(None);
     for i in 1..=rounds {
         let start = Instant::now();
         let line = as_line([i; WORDS], i);
@@ -302,10 +318,11 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
                 there.store(16 * unit + 8 * half, word)?;
             }
         }
-        result = await_answer(&back, i, deadline, || {}, || running.still_runs());
+        result = await_answer(&back, i, start + timeout, || {}, || running.still_runs());
         match &result {
-            Ok(got) if *got == line => {}
-            Ok(_) => bail!("the bare echo changed message {i}"),
+            Ok(Some(got)) if *got == line => {}
+            Ok(Some(_)) => bail!("the bare echo changed message {i}"),
+            Ok(None) => bail!(not_answered(i)),
             Err(_) => break,
         }
         if i > WARM_UP.min(rounds / 4) {
