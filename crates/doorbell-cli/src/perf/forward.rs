@@ -61,15 +61,13 @@ fn as_line(words: [u64; WORDS], n: u64) -> Line {
 
 /// What is in `answer` now. Each unit's number is read before the rest of it, as `Arch::load_unit` does.
 fn read_line(answer: &Memory) -> Result<Line> {
-    let mut line = [0; 12];
-    for unit in 0..3 {
+    let mut units = [[0; 2]; 3];
+    for (i, unit) in units.iter_mut().enumerate() {
         for half in [1, 0] {
-            let word = answer.load(16 * unit + 8 * half)?;
-            line[4 * unit + 2 * half] = word as u32;
-            line[4 * unit + 2 * half + 1] = (word >> 32) as u32;
+            unit[half] = answer.load(16 * i + 8 * half)?;
         }
     }
-    Ok(Line(line))
+    Ok(Line::from_units(units))
 }
 
 /// Waits until `answer` holds message `n` whole; `poll` is called meanwhile. `None`: not by the deadline.
