@@ -6,8 +6,11 @@
 //! lib/libdoorbell.a, lib/pkgconfig/doorbell.pc
 //! include/                     doorbell.h, doorbell_device.h
 //! ptx/                         doorbell.ptx, the kernels; doorbell_device.ptx, the functions that CUDA C++ links
+//! share/                       man pages, shell completions
 //! licenses/, LICENSE-*         ours, and those of everything linked in
 //! ```
+//!
+//! `--portable` builds for any Linux with glibc 2.28 or later; `--tar` makes one archive of it.
 //!
 //! rustc gives every cdylib a version script of its own, and a linker takes no second one beside it. So the shared
 //! object is linked here, by the C compiler driver that Rust links with anyway, from the static library.
@@ -19,15 +22,25 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::cargo::{Metadata, cargo, output, run as run_command};
+use crate::builder::Builder;
+use crate::cargo::{Metadata, output, run as run_command};
 use crate::elf::SharedObject;
 
-/// Where to put it.
+/// Where to put it, and for which machines.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder to fill; its bin/, lib/, include/, ptx/ and licenses/ are replaced.
+    /// Folder to fill; its bin/, lib/, include/, ptx/, share/ and licenses/ are replaced.
     #[arg(long, default_value = "target/dist")]
-    out: PathBuf,
+    pub(crate) out: PathBuf,
+    /// Link with zig, for any Linux with glibc 2.28 or later.
+    #[arg(long)]
+    pub(crate) portable: bool,
+    /// Build for another machine (with --portable), for example aarch64-unknown-linux-gnu.
+    #[arg(long)]
+    pub(crate) target: Option<String>,
+    /// Also write doorbell-VERSION-MACHINE-linux.tar.gz beside the folder.
+    #[arg(long)]
+    pub(crate) tar: bool,
 }
 
 /// The major number of the ABI: it changes when a program linked before must not load the library any more.
@@ -45,12 +58,14 @@ const MAY_NEED: &[&str] = &[
     "libdl.so.2",
     "librt.so.1",
     "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
 ];
 
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let metadata = Metadata::read(root)?;
     let out = root.join(&args.out);
-    for folder in ["bin", "lib", "include", "ptx", "licenses"] {
+    let builder = Builder::new(args.portable, args.target.as_deref())?;
+    for folder in ["bin", "lib", "include", "ptx", "share", "licenses"] {
         let folder = out.join(folder);
         if folder.exists() {
             fs::remove_dir_all(&folder)
@@ -60,13 +75,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             .with_context(|| format!("cannot create {}", folder.display()))?;
     }
 
-    let mut build = cargo(root);
-    build.args(["build", "--release", "--locked"]);
-    for package in SHIPPED {
-        build.args(["--package", package]);
-    }
-    run_command(&mut build)?;
-    let built = metadata.target_dir.join("release");
+    let built = builder.build(root, &metadata, SHIPPED)?;
     let version = metadata
         .packages
         .iter()
@@ -79,7 +88,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         &built.join("libdoorbell_c.a"),
         &out.join("lib/libdoorbell.a"),
     )?;
-    library(root, &out, &version)?;
+    library(root, &out, &version, &builder)?;
     for (from, to) in [
         ("crates/doorbell-c/include/doorbell.h", "include/doorbell.h"),
         (
@@ -101,19 +110,71 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     fs::write(out.join("lib/pkgconfig/doorbell.pc"), pkg_config(&version))?;
     licenses(root, &out, &metadata)?;
 
-    check(root, &out, &version)?;
+    if builder.runs_here() {
+        shares(&out)?;
+    }
+
+    check(root, &out, &version, &builder)?;
     println!("dist: {}", out.display());
+    if args.tar {
+        archive(&out, &version, builder.machine())?;
+    }
+    Ok(())
+}
+
+/// Man pages and completions, written by the command itself.
+fn shares(out: &Path) -> Result<()> {
+    let doorbell = || Command::new(out.join("bin/doorbell"));
+    let share = out.join("share");
+    run_command(
+        doorbell()
+            .args(["man", "--out"])
+            .arg(share.join("man/man1")),
+    )?;
+    for (shell, file) in [
+        ("bash", "bash-completion/completions/doorbell"),
+        ("zsh", "zsh/site-functions/_doorbell"),
+        ("fish", "fish/vendor_completions.d/doorbell.fish"),
+    ] {
+        let file = share.join(file);
+        fs::create_dir_all(file.parent().unwrap_or(&share))?;
+        fs::write(&file, output(doorbell().args(["completions", shell]))?)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// One archive whose only top folder names version and machine.
+fn archive(out: &Path, version: &str, machine: &str) -> Result<()> {
+    let name = format!("doorbell-{version}-{machine}-linux");
+    let folder = out
+        .file_name()
+        .context("--out has no last part")?
+        .to_string_lossy()
+        .into_owned();
+    let above = out.parent().context("--out has nothing above it")?;
+    let file = above.join(format!("{name}.tar.gz"));
+    run_command(
+        Command::new("tar")
+            .args(["--owner=0", "--group=0", "--sort=name", "-C"])
+            .arg(above)
+            .arg(format!("--transform=flags=r;s,^{folder},{name},"))
+            .arg("-czf")
+            .arg(&file)
+            .arg(&folder),
+    )?;
+    println!("dist: {}", file.display());
     Ok(())
 }
 
 /// Links `lib/libdoorbell.so.VERSION` from the static library, and its two shorter names.
-fn library(root: &Path, out: &Path, version: &str) -> Result<()> {
+fn library(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()> {
     let lib = out.join("lib");
     let file = format!("libdoorbell.so.{version}");
     let map = root.join(C_CRATE).join("doorbell.map");
-    let linker = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     run_command(
-        Command::new(linker)
+        builder
+            .linker()
             .current_dir(&lib)
             .arg("-shared")
             .args(["-o", &file])
@@ -130,7 +191,8 @@ fn library(root: &Path, out: &Path, version: &str) -> Result<()> {
                 "-Wl,--strip-debug",
                 "-Wl,--as-needed",
                 "-Wl,-z,defs",
-                "-Wl,-z,relro,-z,now",
+                "-Wl,-z,relro",
+                "-Wl,-z,now",
                 "-Wl,-z,noexecstack",
             ])
             .args([
@@ -150,7 +212,7 @@ fn library(root: &Path, out: &Path, version: &str) -> Result<()> {
 }
 
 /// Checks what can be checked without running it.
-fn check(root: &Path, out: &Path, version: &str) -> Result<()> {
+fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()> {
     let so = SharedObject::read(&out.join(format!("lib/libdoorbell.so.{version}")))?;
     ensure!(
         so.soname.as_deref() == Some(SONAME),
@@ -188,12 +250,35 @@ fn check(root: &Path, out: &Path, version: &str) -> Result<()> {
         );
     }
 
-    let said = output(Command::new(out.join("bin/doorbell")).arg("--version"))?;
-    // A build from a checkout says which commit instead of the version.
-    ensure!(
-        said.starts_with("doorbell "),
-        "bin/doorbell --version says {said:?}"
-    );
+    if let Some(newest) = builder.glibc() {
+        for file in [
+            "bin/doorbell".to_owned(),
+            format!("lib/libdoorbell.so.{version}"),
+        ] {
+            let asked = SharedObject::read(&out.join(&file))?.glibc;
+            ensure!(
+                asked <= newest,
+                "{file} asks for GLIBC_{}.{}, a portable build may ask for {}.{} at most",
+                asked.0,
+                asked.1,
+                newest.0,
+                newest.1
+            );
+        }
+    }
+    if builder.runs_here() {
+        let said = output(Command::new(out.join("bin/doorbell")).arg("--version"))?;
+        // A build from a checkout says which commit instead of the version.
+        ensure!(
+            said.starts_with("doorbell "),
+            "bin/doorbell --version says {said:?}"
+        );
+        let said = output(Command::new(out.join("bin/doorbell")).args(["path", "c"]))?;
+        ensure!(
+            Path::new(said.trim()).is_file(),
+            "bin/doorbell path c says {said:?}"
+        );
+    }
     println!(
         "dist: {} symbols of libdoorbell.so are those of doorbell.h, {SONAME}, needs {:?}",
         exported.len(),

@@ -17,6 +17,14 @@ pub(crate) struct SharedObject {
     pub(crate) needed: Vec<String>,
     /// Defined dynamic symbols and the version each is bound to (none: unversioned).
     pub(crate) exports: BTreeMap<String, Option<String>>,
+    /// The newest GLIBC_x.y that an undefined symbol is bound to; (0, 0) if none is.
+    pub(crate) glibc: (u32, u32),
+}
+
+/// `GLIBC_2.28` as (2, 28); a third number is left out.
+fn glibc_version(name: &str) -> Option<(u32, u32)> {
+    let mut numbers = name.strip_prefix("GLIBC_")?.split('.').map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 impl SharedObject {
@@ -52,7 +60,15 @@ impl SharedObject {
         let symbols = sections.symbols(endian, data, object::elf::SHT_DYNSYM)?;
         let versions = sections.versions(endian, data)?;
         let mut exports = BTreeMap::new();
+        let mut glibc = (0, 0);
         for (index, symbol) in symbols.enumerate() {
+            if symbol.is_undefined(endian)
+                && let Some(table) = &versions
+                && let Some(version) = table.version(table.version_index(endian, index).index())?
+                && let Some(version) = glibc_version(&String::from_utf8_lossy(version.name()))
+            {
+                glibc = glibc.max(version);
+            }
             // Absolute symbols are the names of the versions themselves.
             if symbol.is_undefined(endian) || symbol.is_absolute(endian) || symbol.is_local() {
                 continue;
@@ -70,6 +86,21 @@ impl SharedObject {
             soname,
             needed,
             exports,
+            glibc,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_the_c_library_compare_as_numbers() {
+        assert_eq!(glibc_version("GLIBC_2.28"), Some((2, 28)));
+        assert_eq!(glibc_version("GLIBC_2.3.4"), Some((2, 3)));
+        assert_eq!(glibc_version("GLIBC_PRIVATE"), None);
+        assert_eq!(glibc_version("GCC_3.0"), None);
+        assert!(glibc_version("GLIBC_2.9") < glibc_version("GLIBC_2.28"));
     }
 }

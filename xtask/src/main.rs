@@ -4,12 +4,14 @@
 //! Nothing here is needed to use Doorbell: the committed PTX and headers are enough.
 
 mod aarch64;
+mod builder;
 mod cargo;
 mod dist;
 mod elf;
 mod layers;
 mod licenses;
 mod ptx;
+mod wheel;
 
 use std::path::PathBuf;
 
@@ -28,8 +30,10 @@ struct Cli {
 enum Command {
     /// Build the kernels to PTX, or check the committed PTX.
     Ptx(ptx::Args),
-    /// Build what is shipped: bin/, lib/, include/, ptx/ and the licences.
+    /// Build what is shipped: bin/, lib/, include/, ptx/, share/ and the licences.
     Dist(dist::Args),
+    /// Build the Python wheel (distribution doorbell-gpu, module doorbell).
+    Wheel(wheel::Args),
     /// Check that crates use only the crates above them.
     Layers,
     /// Check the licences of every dependency.
@@ -43,6 +47,7 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Ptx(args) => ptx::run(&root, &args),
         Command::Dist(args) => dist::run(&root, &args),
+        Command::Wheel(args) => wheel::run(&root, &args),
         Command::Layers => layers::run(&root),
         Command::Licenses => licenses::run(&root),
         Command::Aarch64 => aarch64::run(&root),

@@ -30,9 +30,68 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Measure, and check, what GPU threads can post and the HCA can do
     Perf(Box<PerfArgs>),
+    /// Print where a piece of this installation is, for a variable or a compiler
+    Path(PathArgs),
+    /// Print the completion script of a shell
+    Completions(CompletionsArgs),
+    /// Print the man page, or write all of them into a folder
+    Man(ManArgs),
     /// The second process of `perf --link shm`
     #[command(hide = true)]
     Peer(PeerArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  export LD_LIBRARY_PATH=$(doorbell path lib)
+  cc -I$(doorbell path include) main.c -L$(doorbell path lib) -ldoorbell
+  cuda=$(doorbell path ptx)/doorbell_device.ptx   # link it into CUDA C++ kernels")]
+pub(crate) struct PathArgs {
+    /// What to look for
+    pub(crate) piece: Piece,
+}
+
+/// A piece of an installation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Piece {
+    /// The folder that has all others
+    Home,
+    /// libdoorbell.so.0, the C library
+    C,
+    /// The folder of the shared objects
+    Lib,
+    /// The folder of the C headers
+    Include,
+    /// The folder of the PTX
+    Ptx,
+    /// The NCCL plug-in (NCCL_GIN_PLUGIN)
+    Nccl,
+    /// The NVSHMEM transport
+    Nvshmem,
+    /// The NIXL plug-in
+    Nixl,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  doorbell completions bash > ~/.local/share/bash-completion/completions/doorbell
+  doorbell completions zsh > \"${fpath[1]}/_doorbell\"")]
+pub(crate) struct CompletionsArgs {
+    /// bash, elvish, fish, powershell or zsh
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  doorbell man | man -l -
+  doorbell man --out ~/.local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Write doorbell.1 and a page for each sub-command into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

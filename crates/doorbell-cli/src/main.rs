@@ -10,6 +10,7 @@ mod perf;
 mod pin;
 mod progress;
 mod schema;
+mod ship;
 mod stats;
 mod table;
 mod units;
@@ -49,6 +50,9 @@ fn main() -> ExitCode {
     let ended = match &cli.command {
         Command::Info(args) => info::run(args),
         Command::Perf(args) => perf::run(args),
+        Command::Path(args) => ship::path(args),
+        Command::Completions(args) => ship::completions(args),
+        Command::Man(args) => ship::man(args),
         Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
     };
     match ended {
