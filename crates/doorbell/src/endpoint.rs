@@ -1,20 +1,23 @@
 //! The description of a QP and of memory that its peer needs: what two processes exchange to connect.
 //!
 //! An [`Endpoint`] is a small versioned blob. Send it over any byte channel (the session of [`crate::shm`], a
-//! [`crate::Bootstrap`], a message queue); it holds numbers only and gives no access by itself beyond what its keys do.
+//! [`crate::Channel`], a [`crate::Bootstrap`], a message queue); it holds numbers only and gives no access by itself beyond what its keys do.
 //! Treat it as a secret among the peers: whoever knows a remote key and can reach the HCA may use it.
 
+use crate::connect::{OFFER, Offer};
 use crate::mr::RemoteMr;
 
 /// First four bytes of an encoded endpoint.
 pub const ENDPOINT_MAGIC: [u8; 4] = *b"DBEP";
 /// Version of the encoding.
-pub const ENDPOINT_VERSION: u16 = 1;
+pub const ENDPOINT_VERSION: u16 = 2;
 /// Most memory regions in one endpoint.
 pub const MAX_REGIONS: usize = 1024;
 
 const HEADER: usize = 24;
 const REGION: usize = 24;
+/// What follows the header for [`LinkKind::Roce`]: PSN, transport, and the port.
+const ROCE: usize = 8 + OFFER;
 
 /// Which link reaches a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +28,24 @@ pub enum LinkKind {
     Loopback = 1,
     /// Shared memory of one host.
     Shm = 2,
+    /// Packets of RoCEv2.
+    Roce = 3,
+}
+
+/// What a RoCE peer must know of a QP besides its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceEndpoint {
+    /// The port that it uses.
+    pub port: Offer,
+    /// Number of its first packet, 24 bits.
+    pub psn: u32,
+    /// Unreliable Connection instead of Reliable Connection.
+    pub unreliable: bool,
 }
 
 impl LinkKind {
     fn parse(raw: u16) -> Option<Self> {
-        [Self::Loopback, Self::Shm]
+        [Self::Loopback, Self::Shm, Self::Roce]
             .into_iter()
             .find(|k| *k as u16 == raw)
     }
@@ -46,6 +62,8 @@ pub struct Endpoint {
     pub hca: u64,
     /// Memory that the peer may use.
     pub regions: Vec<RemoteMr>,
+    /// For [`LinkKind::Roce`], and only for it: the port and the first packet's number.
+    pub roce: Option<RoceEndpoint>,
 }
 
 /// Why an encoded endpoint was refused.
@@ -86,19 +104,29 @@ impl Endpoint {
     /// The bytes to send (little-endian).
     ///
     /// # Panics
-    /// With more than [`MAX_REGIONS`] regions.
+    /// With more than [`MAX_REGIONS`] regions, or with a link that [`Endpoint::roce`] does not fit.
     pub fn to_bytes(&self) -> Vec<u8> {
         assert!(
             self.regions.len() <= MAX_REGIONS,
             "an endpoint carries at most {MAX_REGIONS} regions"
         );
-        let mut out = Vec::with_capacity(HEADER + REGION * self.regions.len());
+        assert_eq!(
+            self.roce.is_some(),
+            self.link == LinkKind::Roce,
+            "an endpoint has a RoCE port if and only if its link is RoCE"
+        );
+        let mut out = Vec::with_capacity(HEADER + ROCE + REGION * self.regions.len());
         out.extend_from_slice(&ENDPOINT_MAGIC);
         out.extend_from_slice(&ENDPOINT_VERSION.to_le_bytes());
         out.extend_from_slice(&(self.link as u16).to_le_bytes());
         out.extend_from_slice(&self.hca.to_le_bytes());
         out.extend_from_slice(&self.qpn.to_le_bytes());
         out.extend_from_slice(&(self.regions.len() as u32).to_le_bytes());
+        if let Some(roce) = &self.roce {
+            out.extend_from_slice(&roce.psn.to_le_bytes());
+            out.extend_from_slice(&u32::from(roce.unreliable).to_le_bytes());
+            roce.port.encode(&mut out);
+        }
         for region in &self.regions {
             out.extend_from_slice(&region.addr.to_le_bytes());
             out.extend_from_slice(&region.len.to_le_bytes());
@@ -120,7 +148,13 @@ impl Endpoint {
             found,
             allowed,
         };
-        let short = || field("length", bytes.len() as u64, "24 bytes and 24 a region");
+        let short = || {
+            field(
+                "length",
+                bytes.len() as u64,
+                "24 bytes, 40 about RoCE, and 24 a region",
+            )
+        };
         let u16_at = |at: usize| {
             bytes
                 .get(at..at + 2)
@@ -150,7 +184,7 @@ impl Endpoint {
         let link = LinkKind::parse(link).ok_or(field(
             "link",
             link.into(),
-            "1 (loopback) or 2 (shared memory)",
+            "1 (loopback), 2 (shared memory) or 3 (RoCE)",
         ))?;
         let hca = u64_at(8).ok_or_else(short)?;
         let qpn = u32_at(16).ok_or_else(short)?;
@@ -161,12 +195,41 @@ impl Endpoint {
         if count > MAX_REGIONS {
             return Err(field("regions", count as u64, "at most 1024"));
         }
-        if bytes.len() != HEADER + REGION * count {
+        let fixed = HEADER + if link == LinkKind::Roce { ROCE } else { 0 };
+        if bytes.len() != fixed + REGION * count {
             return Err(short());
         }
+        let roce = match link {
+            LinkKind::Roce => {
+                let psn = u32_at(HEADER).ok_or_else(short)?;
+                if psn >> 24 != 0 {
+                    return Err(field("psn", psn.into(), "24 bits"));
+                }
+                let unreliable = match u32_at(HEADER + 4).ok_or_else(short)? {
+                    0 => false,
+                    1 => true,
+                    other => {
+                        let allowed = "0 (reliable) or 1 (unreliable)";
+                        return Err(field("transport", other.into(), allowed));
+                    }
+                };
+                let port = bytes
+                    .get(HEADER + 8..)
+                    .and_then(<[u8]>::first_chunk::<OFFER>)
+                    .ok_or_else(short)?;
+                let port = Offer::decode(port)
+                    .map_err(|(name, found, allowed)| field(name, found, allowed))?;
+                Some(RoceEndpoint {
+                    port,
+                    psn,
+                    unreliable,
+                })
+            }
+            _ => None,
+        };
         let mut regions = Vec::with_capacity(count);
         for i in 0..count {
-            let at = HEADER + i * REGION;
+            let at = fixed + i * REGION;
             let addr = u64_at(at).ok_or_else(short)?;
             let len = u64_at(at + 8).ok_or_else(short)?;
             let key = u32_at(at + 16).ok_or_else(short)?;
@@ -180,8 +243,32 @@ impl Endpoint {
             qpn,
             hca,
             regions,
+            roce,
         })
     }
+}
+
+/// Several in one message: a length before each.
+pub(crate) fn pack_endpoints(endpoints: &[Endpoint]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for endpoint in endpoints {
+        let one = endpoint.to_bytes();
+        bytes.extend_from_slice(&(one.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&one);
+    }
+    bytes
+}
+
+/// Reads what [`pack_endpoints`] wrote.
+pub(crate) fn unpack_endpoints(mut bytes: &[u8]) -> Result<Vec<Endpoint>, EndpointError> {
+    let mut endpoints = Vec::new();
+    while let Some((len, tail)) = bytes.split_first_chunk::<4>() {
+        let len = u32::from_le_bytes(*len) as usize;
+        let (one, tail) = tail.split_at_checked(len).unwrap_or((&[], &[]));
+        endpoints.push(Endpoint::from_bytes(one)?);
+        bytes = tail;
+    }
+    Ok(endpoints)
 }
 
 #[cfg(test)]
@@ -205,6 +292,29 @@ mod tests {
                     key: u32::MAX,
                 },
             ],
+            roce: None,
+        }
+    }
+
+    fn over_roce() -> Endpoint {
+        Endpoint {
+            link: LinkKind::Roce,
+            roce: Some(RoceEndpoint {
+                port: Offer {
+                    address: "192.0.2.7:49152".parse().unwrap(),
+                    path_mtu: 1024,
+                    max_rd_atomic: 16,
+                    max_dest_rd_atomic: 4,
+                    ack_timeout: 14,
+                    retry_count: 7,
+                    rnr_retry: 7,
+                    min_rnr_timer: 12,
+                    segments: true,
+                },
+                psn: 0xfffffe,
+                unreliable: true,
+            }),
+            ..sample()
         }
     }
 
@@ -212,6 +322,31 @@ mod tests {
     fn round_trip() {
         let e = sample();
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
+        let e = over_roce();
+        assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
+        let all = [sample(), over_roce(), sample()];
+        assert_eq!(unpack_endpoints(&pack_endpoints(&all)).unwrap(), all);
+        assert!(unpack_endpoints(&[9, 0, 0, 0, 1]).is_err());
+    }
+
+    #[test]
+    fn roce_fields_that_cannot_be_are_named() {
+        let good = over_roce().to_bytes();
+        for (at, value, name) in [
+            (HEADER + 3, 1, "psn"),
+            (HEADER + 4, 2, "transport"),
+            (HEADER + 8 + 18, 7, "path MTU"),
+            (HEADER + 8 + 25, 8, "retry count"),
+            (HEADER + 8 + 20, 2, "reserved bits"),
+        ] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            let error = Endpoint::from_bytes(&bad).unwrap_err();
+            assert!(
+                matches!(error, EndpointError::Field { field, .. } if field == name),
+                "{error}"
+            );
+        }
     }
 
     #[test]
@@ -221,7 +356,7 @@ mod tests {
         v[4] = 9;
         let text = Endpoint::from_bytes(&v).unwrap_err().to_string();
         assert!(
-            text.contains("version 9") && text.contains("version 1"),
+            text.contains("version 9") && text.contains("version 2"),
             "{text}"
         );
         assert!(matches!(
@@ -260,19 +395,23 @@ mod tests {
 
     #[test]
     fn no_truncation_and_no_flipped_byte_panics() {
-        let good = sample().to_bytes();
-        for cut in 0..good.len() {
-            assert!(Endpoint::from_bytes(&good[..cut]).is_err());
-        }
-        for at in 0..good.len() {
-            for bit in 0..8 {
-                let mut bad = good.clone();
-                bad[at] ^= 1 << bit;
-                let _ = Endpoint::from_bytes(&bad);
+        for good in [sample().to_bytes(), over_roce().to_bytes()] {
+            for cut in 0..good.len() {
+                assert!(Endpoint::from_bytes(&good[..cut]).is_err());
             }
+            for at in 0..good.len() {
+                for bit in 0..8 {
+                    let mut bad = good.clone();
+                    bad[at] ^= 1 << bit;
+                    // What is accepted is what would be written.
+                    if let Ok(read) = Endpoint::from_bytes(&bad) {
+                        assert_eq!(Endpoint::from_bytes(&read.to_bytes()), Ok(read));
+                    }
+                }
+            }
+            let mut long = good;
+            long.push(0);
+            assert!(Endpoint::from_bytes(&long).is_err());
         }
-        let mut long = good;
-        long.push(0);
-        assert!(Endpoint::from_bytes(&long).is_err());
     }
 }

@@ -11,6 +11,7 @@ use doorbell_wire::{Syndrome, Vendor};
 
 use crate::bootstrap::BootstrapError;
 use crate::config::Source;
+use crate::connect::ConnectError;
 use crate::endpoint::EndpointError;
 use crate::qp::QpState;
 
@@ -55,6 +56,9 @@ pub enum Error {
     /// The exchange between ranks.
     #[error("bootstrap: {0}")]
     Bootstrap(#[from] BootstrapError),
+    /// The exchange between two hosts.
+    #[error("connecting: {0}")]
+    Connect(#[from] ConnectError),
     /// A peer's description of itself.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),

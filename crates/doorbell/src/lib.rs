@@ -42,7 +42,8 @@
 //! # Where to go from here
 //!
 //! - [`Device`], [`Pd`], [`Mr`], [`Qp`], [`Export`]: the objects, in the order in which one makes them.
-//! - [`Peer`] and [`Endpoint`]: two processes of one host; [`Bootstrap`]: ranks that find each other.
+//! - [`Peer`] and [`Endpoint`]: two processes of one host; [`connect`]: two hosts; [`Bootstrap`]: ranks that find each
+//!   other.
 //! - [`CpuQp`]: the CPU posts; [`Proxy`]: a CPU thread posts for kernels.
 //! - [`Settings`]: what `DOORBELL_*` variables decide. [`provider`]: what another kind of HCA would implement.
 //!
@@ -74,7 +75,7 @@
 mod arena;
 pub mod bootstrap;
 pub mod config;
-mod connect;
+pub mod connect;
 pub mod cpu;
 mod device;
 mod dma;
@@ -89,13 +90,13 @@ pub mod provider;
 mod proxy;
 mod qp;
 
-pub use bootstrap::{Bootstrap, BootstrapError, Rendezvous};
+pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Rendezvous};
 pub use config::{Config, HcaCores, OnError, Setting, Settings, Source};
-pub use connect::Destination;
+pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
 pub use cpu::{CpuQp, CpuQueue};
 pub use device::{AsyncError, Device, DeviceBuilder};
 pub use endpoint::{
-    ENDPOINT_MAGIC, ENDPOINT_VERSION, Endpoint, EndpointError, LinkKind, MAX_REGIONS,
+    ENDPOINT_MAGIC, ENDPOINT_VERSION, Endpoint, EndpointError, LinkKind, MAX_REGIONS, RoceEndpoint,
 };
 pub use error::{Error, QpFault, Result};
 pub use launch::Launch;

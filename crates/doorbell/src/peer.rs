@@ -11,7 +11,7 @@ use doorbell_hca::shm;
 
 use crate::connect::Destination;
 use crate::device::Device;
-use crate::endpoint::{Endpoint, LinkKind};
+use crate::endpoint::{Endpoint, LinkKind, pack_endpoints, unpack_endpoints};
 use crate::provider::soft::Soft;
 use crate::{Error, Result};
 
@@ -147,22 +147,8 @@ impl Peer {
         mine: &[Endpoint],
         timeout: Duration,
     ) -> Result<Vec<Endpoint>> {
-        let mut bytes = Vec::new();
-        for endpoint in mine {
-            let one = endpoint.to_bytes();
-            bytes.extend_from_slice(&(one.len() as u32).to_le_bytes());
-            bytes.extend_from_slice(&one);
-        }
-        let theirs = self.exchange(&bytes, timeout)?;
-        let mut rest = theirs.as_slice();
-        let mut endpoints = Vec::new();
-        while let Some((len, tail)) = rest.split_first_chunk::<4>() {
-            let len = u32::from_le_bytes(*len) as usize;
-            let (one, tail) = tail.split_at_checked(len).unwrap_or((&[], &[]));
-            endpoints.push(Endpoint::from_bytes(one)?);
-            rest = tail;
-        }
-        Ok(endpoints)
+        let theirs = self.exchange(&pack_endpoints(mine), timeout)?;
+        Ok(unpack_endpoints(&theirs)?)
     }
 
     /// Returns when both sides have called it.

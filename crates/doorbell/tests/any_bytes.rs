@@ -40,6 +40,7 @@ fn no_endpoint_from_a_peer_does_harm() {
                     key: random.next() as u32,
                 })
                 .collect(),
+            roce: None,
         };
         let mut bytes = endpoint.to_bytes();
         if round % 8 == 0 {

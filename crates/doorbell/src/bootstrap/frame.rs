@@ -47,7 +47,7 @@ pub(super) struct Frame {
     pub(super) body: Vec<u8>,
 }
 
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
@@ -71,7 +71,11 @@ impl Stream {
         }
     }
 
-    fn read_exact_by(&mut self, mut buf: &mut [u8], deadline: Instant) -> io::Result<()> {
+    pub(crate) fn read_exact_by(
+        &mut self,
+        mut buf: &mut [u8],
+        deadline: Instant,
+    ) -> io::Result<()> {
         while !buf.is_empty() {
             self.timeout(deadline.saturating_duration_since(Instant::now()))?;
             let got = match self {
@@ -94,7 +98,7 @@ impl Stream {
         Ok(())
     }
 
-    fn write_all_by(&mut self, mut buf: &[u8], deadline: Instant) -> io::Result<()> {
+    pub(crate) fn write_all_by(&mut self, mut buf: &[u8], deadline: Instant) -> io::Result<()> {
         while !buf.is_empty() {
             self.timeout(deadline.saturating_duration_since(Instant::now()))?;
             let put = match self {
@@ -115,6 +119,48 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// Whether the other side has hung up, or sent what breaks off a connection. Takes nothing.
+    pub(crate) fn is_closed(&self) -> bool {
+        use rustix::net::{RecvFlags, recv};
+        let mut byte = [0u8; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let got = match self {
+            Self::Unix(s) => recv(s, &mut byte[..], flags),
+            Self::Tcp(s) => recv(s, &mut byte[..], flags),
+        };
+        match got {
+            Ok((n, _)) => n == 0,
+            Err(e) => !matches!(
+                io::Error::from(e).kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ),
+        }
+    }
+
+    /// Reads and forgets until the other side hangs up, or until `deadline`.
+    pub(crate) fn drain(&mut self, scrap: &mut [u8], deadline: Instant) {
+        let _ = match self {
+            Self::Unix(s) => s.shutdown(std::net::Shutdown::Write),
+            Self::Tcp(s) => s.shutdown(std::net::Shutdown::Write),
+        };
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.timeout(left).is_err() {
+                return;
+            }
+            let got = match self {
+                Self::Unix(s) => s.read(scrap),
+                Self::Tcp(s) => s.read(scrap),
+            };
+            match got {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
     }
 
     pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> io::Result<()> {
@@ -202,7 +248,7 @@ impl Stream {
     }
 }
 
-fn timed_out(e: &io::Error) -> bool {
+pub(crate) fn timed_out(e: &io::Error) -> bool {
     matches!(
         e.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
@@ -267,7 +313,18 @@ impl Listener {
 
 pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream> {
     match at {
-        Rendezvous::Unix(path) => UnixStream::connect(path).map(Stream::Unix),
+        Rendezvous::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
+            // Names in a directory of all users can be taken by another one.
+            let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+            if peer.uid != rustix::process::geteuid() {
+                return Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "the socket is another user's",
+                ));
+            }
+            Ok(Stream::Unix(stream))
+        }
         Rendezvous::Tcp(addr) => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
             for addr in addr.to_socket_addrs()? {

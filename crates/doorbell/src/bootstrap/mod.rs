@@ -15,9 +15,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use crate::connect::Line;
+
+pub use launcher::{Launched, Launcher};
+
 use frame::{Frame, Kind, Listener, MAX_FRAME, Stream, connect_once, pack, unpack};
 
-mod frame;
+pub(crate) mod frame;
+mod launcher;
 #[cfg(test)]
 mod tests;
 
@@ -46,9 +51,25 @@ pub enum BootstrapError {
         /// Number of ranks.
         world: u32,
     },
+    /// A launcher's variable that is no number.
+    #[error("{name}={value:?} is not a number: the launcher, or whoever set it, made a mistake")]
+    Variable {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// Several hosts, and nobody says where the ranks meet.
+    #[error(
+        "{launcher} does not say where ranks of several hosts meet: set DOORBELL_RENDEZVOUS=tcp:HOST:PORT (or --rendezvous), HOST being rank 0's and PORT one that is free there"
+    )]
+    NoRendezvous {
+        /// Who started the ranks.
+        launcher: Launcher,
+    },
     /// The socket could not be opened.
     #[error(
-        "rank {rank} cannot open {address}: {source}; check that the address is free and permitted"
+        "rank {rank} cannot open {address}: {source}; check that the address is free, permitted, and of rank 0's host; another one goes into DOORBELL_RENDEZVOUS=tcp:HOST:PORT"
     )]
     Open {
         /// This process's rank.
@@ -254,6 +275,20 @@ impl Bootstrap {
     /// Returns when every rank has called it.
     pub fn barrier(&mut self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())
+    }
+
+    /// With two ranks: the connection between them, to be [greeted](Line) as between any two processes. Rank 1 calls,
+    /// rank 0 answers. `None` with another number of ranks.
+    pub fn into_line(mut self) -> Option<Line> {
+        if self.world != 2 {
+            return None;
+        }
+        let role = std::mem::replace(&mut self.role, Role::Hub(Vec::new()));
+        let stream = match role {
+            Role::Hub(mut peers) => peers.pop()?,
+            Role::Leaf(hub) => hub,
+        };
+        Some(Line::of_stream(stream, format!("rank {}", 1 - self.rank)))
     }
 
     fn exchange(

@@ -96,6 +96,7 @@ impl QpCore {
             qpn: self.qpn(),
             hca,
             regions: regions.to_vec(),
+            roce: None,
         }
     }
 

@@ -1,0 +1,174 @@
+//! Frames of the exchange, and the limits that bound what a stranger can make us do.
+//!
+//! A frame is a 16-byte little-endian header {magic, version, kind, length, zero} and a body. Header and refusals look the
+//! same in every version, so that two releases can always tell each other why they do not go together.
+
+use std::io;
+use std::time::Instant;
+
+use super::error::{ConnectError, Refusal, RefusalKind};
+use crate::bootstrap::frame::{Stream, timed_out};
+
+pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBCX");
+/// Version of the exchange.
+pub const VERSION: u16 = 1;
+const HEADER: usize = 16;
+/// A greeting is small; who has not been let in may not make us allocate more.
+pub(super) const MAX_GREETING: usize = 2048;
+/// Largest message of a connection.
+pub const MAX_MESSAGE: usize = 16 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Hello = 1,
+    Welcome = 2,
+    Refuse = 3,
+    Data = 4,
+}
+
+impl Kind {
+    fn parse(raw: u16) -> Option<Self> {
+        [Self::Hello, Self::Welcome, Self::Refuse, Self::Data]
+            .into_iter()
+            .find(|k| *k as u16 == raw)
+    }
+}
+
+/// A stream with the name by which errors call the other side.
+pub(super) struct Framed {
+    pub(super) stream: Stream,
+    pub(super) peer: String,
+}
+
+impl Framed {
+    pub(super) fn send(
+        &mut self,
+        kind: Kind,
+        body: &[u8],
+        step: &'static str,
+        deadline: Instant,
+    ) -> Result<(), ConnectError> {
+        let started = Instant::now();
+        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(kind as u16).to_le_bytes());
+        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(body);
+        self.stream
+            .write_all_by(&bytes, deadline)
+            .map_err(|e| self.broken(e, step, started))
+    }
+
+    /// Reads one frame of at most `limit` bytes.
+    pub(super) fn receive(
+        &mut self,
+        step: &'static str,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<(Kind, Vec<u8>), ConnectError> {
+        let started = Instant::now();
+        let mut head = [0u8; HEADER];
+        self.stream
+            .read_exact_by(&mut head, deadline)
+            .map_err(|e| self.broken(e, step, started))?;
+        let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let u32_at =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if u32_at(0) != MAGIC {
+            return Err(self.protocol(
+                format!("{} first", printable(&head)),
+                format!("the magic {:?}", "DBCX"),
+            ));
+        }
+        let kind = Kind::parse(u16_at(6));
+        if u16_at(4) != VERSION && kind != Some(Kind::Refuse) {
+            return Err(ConnectError::Version {
+                peer: self.peer.clone(),
+                theirs: u16_at(4),
+                release: env!("CARGO_PKG_VERSION"),
+            });
+        }
+        let Some(kind) = kind else {
+            return Err(self.protocol(
+                format!("a message of kind {}", u16_at(6)),
+                "kind 1 to 4".to_owned(),
+            ));
+        };
+        let limit = match kind {
+            Kind::Refuse => MAX_GREETING,
+            _ => limit,
+        };
+        let len = u32_at(8) as usize;
+        if len > limit {
+            return Err(self.protocol(
+                format!("a message of {len} bytes"),
+                format!("at most {limit} bytes here"),
+            ));
+        }
+        let mut body = vec![0; len];
+        self.stream
+            .read_exact_by(&mut body, deadline)
+            .map_err(|e| self.broken(e, step, started))?;
+        if kind == Kind::Refuse {
+            return Err(ConnectError::Refused {
+                peer: self.peer.clone(),
+                refusal: read_refusal(&body),
+            });
+        }
+        Ok((kind, body))
+    }
+
+    /// Tells the other side why not. Best effort: one that cannot be told finds out by the end of the connection.
+    pub(super) fn refuse(&mut self, refusal: &Refusal, deadline: Instant) {
+        let mut body = (refusal.kind as u16).to_le_bytes().to_vec();
+        let room = MAX_GREETING - body.len();
+        let mut end = refusal.text.len().min(room);
+        while !refusal.text.is_char_boundary(end) {
+            end -= 1;
+        }
+        body.extend_from_slice(&refusal.text.as_bytes()[..end]);
+        let _ = self.send(Kind::Refuse, &body, "hear a refusal", deadline);
+    }
+
+    pub(super) fn protocol(&self, found: String, expected: String) -> ConnectError {
+        ConnectError::Protocol {
+            peer: self.peer.clone(),
+            found,
+            expected,
+        }
+    }
+
+    fn broken(&self, e: io::Error, step: &'static str, started: Instant) -> ConnectError {
+        let peer = self.peer.clone();
+        if timed_out(&e) {
+            ConnectError::TimedOut {
+                peer,
+                step,
+                after: started.elapsed(),
+            }
+        } else {
+            ConnectError::Lost {
+                peer,
+                step,
+                reason: e.to_string(),
+            }
+        }
+    }
+}
+
+fn read_refusal(body: &[u8]) -> Refusal {
+    let (kind, text) = body.split_first_chunk::<2>().unwrap_or((&[0, 0], &[]));
+    // The words of a stranger go to a terminal: nothing but text.
+    let text: String = String::from_utf8_lossy(text)
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect();
+    Refusal::new(RefusalKind::parse(u16::from_le_bytes(*kind)), text)
+}
+
+/// First bytes of something else, for a human.
+fn printable(bytes: &[u8]) -> String {
+    format!("\"{}\"", bytes.escape_ascii())
+}

@@ -1,0 +1,45 @@
+//! How two processes come to be connected: what a queue pair can be connected to, and the exchange that finds it out.
+//!
+//! Within one device a queue pair is connected by number ([`Destination::Loopback`], [`crate::Qp::connect_to_self`],
+//! [`crate::connect_pair`]); in another process of this host by what it sent ([`crate::Peer::destination`]).
+//!
+//! Between hosts the two sides speak a small versioned exchange over TCP. One [listens](Acceptor), the other
+//! [dials](Line::dial); each says who it is and what its RoCE port can do ([`Greeting`]), and either may refuse with
+//! words that the other side prints. Then there is a [`Channel`] that carries messages, such as
+//! [`Endpoint`](crate::Endpoint)s. It is a control path: payloads go over the link. Every step has a deadline, and no
+//! stranger can make this side wait or allocate for more than a greeting.
+//!
+//! The exchange is neither authenticated nor encrypted, like RoCE itself: use it on networks whose hosts you trust.
+
+mod channel;
+mod error;
+mod frame;
+mod greeting;
+#[cfg(test)]
+mod tests;
+
+pub use channel::{Acceptor, Channel, DEFAULT_PORT, Line};
+pub use error::{ConnectError, Refusal, RefusalKind};
+pub use frame::{MAX_MESSAGE, VERSION};
+pub(crate) use greeting::OFFER;
+pub use greeting::{Agreed, Greeting, Introduction, Offer, PATH_MTUS, gid_of_ip, ip_of_gid};
+
+use crate::peer::Peer;
+
+/// The other end of a queue pair.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Destination {
+    /// A queue pair of the same device.
+    Loopback {
+        /// Its number.
+        qpn: u32,
+    },
+    /// A queue pair of another process of this host.
+    Shm {
+        /// The process.
+        peer: Peer,
+        /// The number there.
+        qpn: u32,
+    },
+}
