@@ -9,6 +9,7 @@
 //! * [`seg`] builds one segment per function, [`Ctrl`], [`Remote`] and [`Local`] read one back. Building is branch-free, reading cannot fail.
 //! * [`Wqe`] builds a whole, valid WQE; [`Request::parse`] checks a whole WQE that somebody else wrote and says what is wrong with it.
 //! * [`cqe`] builds and reads completions, [`Syndrome`] and [`Vendor`] name what went wrong.
+//! * `roce` (cargo feature `roce`) has the packets of RoCEv2 and their checksum.
 //! * [`db`] has the doorbell word, the doorbell record and the arithmetic between producer indexes.
 //!
 //! ```
@@ -50,6 +51,8 @@ mod error;
 mod key;
 mod opcode;
 mod request;
+#[cfg(feature = "roce")]
+pub mod roce;
 pub mod seg;
 mod syndrome;
 mod wqe;

@@ -159,3 +159,28 @@ fn every_opcode_byte_with_every_size() {
         }
     }
 }
+
+/// Frames of a capture, whole and from each of their layers on, with bytes changed.
+#[test]
+fn any_bytes_are_a_roce_packet_or_refused() {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let pcap = include_bytes!("fixtures/rxe.pcap");
+    let mut rest = &pcap[24..];
+    while !rest.is_empty() {
+        let len = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
+        let frame = &rest[16..16 + len];
+        rest = &rest[16 + len..];
+        for skip in [0, 14, 42] {
+            targets::roce(&frame[skip..]);
+            for _ in 0..40 {
+                let mut bytes = frame[skip..].to_vec();
+                for _ in 0..=random.below(4) {
+                    let at = random.below(bytes.len().min(64));
+                    bytes[at] = random.next() as u8;
+                }
+                bytes.truncate(bytes.len() - random.below(8).min(bytes.len()));
+                targets::roce(&bytes);
+            }
+        }
+    }
+}

@@ -293,3 +293,55 @@ pub(crate) fn cqe(data: &[u8]) {
         word as u32 & 0xffff_0000
     );
 }
+
+/// Any bytes as a RoCEv2 packet: refused with words, or emitted again with the same meaning.
+pub(crate) fn roce(data: &[u8]) {
+    use doorbell_wire::roce::icrc::{self, Ip};
+    use doorbell_wire::roce::net::{Arp, Ethernet, Ipv4, Ipv6, Neighbour, Udp};
+    use doorbell_wire::roce::{MAX_HEADER, Packet};
+
+    if let Some((ethernet, rest)) = Ethernet::parse(data) {
+        assert_eq!(
+            Ethernet::parse(&ethernet.emit()).map(|(e, _)| e),
+            Some(ethernet)
+        );
+        if let Some(arp) = Arp::parse(rest) {
+            assert_eq!(Arp::parse(&arp.emit()), Some(arp));
+        }
+        if let Some((ip, payload)) = Ipv4::parse(rest) {
+            let header = ip.emit(payload.len() as u16);
+            assert!(Ipv4::parse(&[&header[..], payload].concat()).is_some());
+        }
+        if let Some((ip, payload)) = Ipv6::parse(rest) {
+            let header = ip.emit(payload.len() as u16);
+            assert_eq!(
+                Ipv6::parse(&[&header[..], payload].concat()).map(|(i, _)| i),
+                Some(ip)
+            );
+        }
+        let _ = (Udp::parse(rest), Neighbour::parse(rest));
+    }
+    let crc = icrc::compute(&Ip::V4(Ipv4::default()), 1, 2, data);
+    let packet = match Packet::parse(data) {
+        Ok(packet) => packet,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return;
+        }
+    };
+    assert!(!packet.to_string().is_empty());
+    let mut header = [0; MAX_HEADER];
+    let len = packet.header().emit(&mut header);
+    let pad = usize::from(packet.bth.pad);
+    assert_eq!(len + packet.payload.len() + pad, data.len());
+    let mut again = header[..len].to_vec();
+    again.extend_from_slice(packet.payload);
+    again.resize(data.len(), 0);
+    assert_eq!(Packet::parse(&again), Ok(packet));
+    // A wrong bit anywhere in the payload shows.
+    if let Some(last) = packet.payload.len().checked_sub(1) {
+        let mut damaged = data.to_vec();
+        damaged[len + last] ^= 0x10;
+        assert_ne!(icrc::compute(&Ip::V4(Ipv4::default()), 1, 2, &damaged), crc);
+    }
+}
