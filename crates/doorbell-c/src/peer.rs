@@ -215,7 +215,7 @@ pub unsafe extern "C" fn doorbell_qp_describe(
             };
             offered.push(region.remote());
         }
-        let found = queue.describe(&offered);
+        let found = queue.describe(&offered)?;
         // SAFETY: this function's promise.
         unsafe { deliver(&found, endpoint, capacity, length) }
     })

@@ -92,8 +92,8 @@ impl Queue {
     }
 
     /// The bytes that a peer needs to connect to it over shared memory.
-    pub(crate) fn describe(&self, regions: &[RemoteMr]) -> Vec<u8> {
-        self.qp.endpoint(LinkKind::Shm, regions).to_bytes()
+    pub(crate) fn describe(&self, regions: &[RemoteMr]) -> Result<Vec<u8>> {
+        Ok(self.qp.endpoint(LinkKind::Shm, regions)?.to_bytes())
     }
 
     pub(crate) fn connect(&self, to: &Destination) -> Result<()> {

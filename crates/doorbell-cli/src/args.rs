@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use doorbell::GpuSelect;
+use doorbell::{GpuSelect, Rendezvous};
 
 use crate::lists::{self, List};
 
@@ -36,9 +36,11 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Print the man page, or write all of them into a folder
     Man(ManArgs),
-    /// The second process of `perf --link shm`
+    /// The second process of `perf --link shm` and `--link roce`
     #[command(hide = true)]
     Peer(PeerArgs),
+    /// Be the far side of `perf --link roce --connect` from other hosts
+    Serve(ServeArgs),
 }
 
 #[derive(Debug, Args)]
@@ -131,7 +133,45 @@ pub(crate) struct PeerArgs {
     /// CPU to run on
     #[arg(long, value_name = "CPU")]
     pub(crate) pin: Option<usize>,
+    /// Through which RoCE port
+    #[arg(long, value_name = "PORT")]
+    pub(crate) roce: Option<String>,
 }
+
+#[derive(Debug, Args)]
+#[command(after_help = SERVE)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// Address to listen on with TCP; port 0 takes a free one [default: port 4791 of every address]
+    #[arg(long, value_name = "ADDR[:PORT]")]
+    pub(crate) listen: Option<String>,
+    /// Through which RoCE port: udp://ADDR[:PORT] or raw:IFNAME
+    /// [default: udp, at the address by which the client came]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port: Option<String>,
+    /// Serve one client, and end as its run ended
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Serve only clients of the same job, if they name one
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) job: String,
+    /// Clients at a time; others are told to come later
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value = "16")]
+    pub(crate) clients: u32,
+    /// Give up on a step of a client after this many seconds
+    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10")]
+    pub(crate) timeout: Duration,
+}
+
+const SERVE: &str = "\
+On the other host: doorbell perf put-bw --link roce --connect THIS_HOST
+SIGINT and SIGTERM end it.";
 
 /// The tests, named as in perftest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -201,12 +241,15 @@ impl Initiator {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// How bytes reach the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
     /// Both ends in this process
     Loopback,
     /// A second process on this host, through shared memory
     Shm,
+    /// RoCEv2 packets, to another process or another host
+    Roce,
 }
 
 impl Link {
@@ -214,8 +257,43 @@ impl Link {
         match self {
             Self::Loopback => "loopback",
             Self::Shm => "shm",
+            Self::Roce => "roce",
         }
     }
+}
+
+/// `--link`: which one, and for RoCE through which port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LinkChoice {
+    pub(crate) kind: Link,
+    pub(crate) port: Option<String>,
+}
+
+/// `loopback`, `shm`, `roce` or `roce:PORT`.
+fn link(text: &str) -> Result<LinkChoice, String> {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port)),
+        None => (text, None),
+    };
+    let kind = match (name, port) {
+        ("loopback", None) => Link::Loopback,
+        ("shm", None) => Link::Shm,
+        ("roce", Some("")) => {
+            return Err(
+                "after `roce:` comes a port, as in roce:udp://192.0.2.1 or roce:raw:eth0".into(),
+            );
+        }
+        ("roce", _) => Link::Roce,
+        _ => {
+            return Err(
+                "give loopback, shm, roce, roce:udp://ADDR[:PORT] or roce:raw:IFNAME".into(),
+            );
+        }
+    };
+    Ok(LinkChoice {
+        kind,
+        port: port.map(str::to_owned),
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -293,6 +371,32 @@ impl CqMode {
     }
 }
 
+/// Where the second process is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RemoteArgs {
+    /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
+    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Set-up")]
+    pub(crate) connect: Option<String>,
+    /// Talk only to a peer of the same job, if it names one
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Set-up"
+    )]
+    pub(crate) job: String,
+    /// Where ranks of a launcher (mpirun, srun, torchrun) meet: unix:PATH or tcp:HOST:PORT
+    /// [env: DOORBELL_RENDEZVOUS] [default: from the launcher]
+    #[arg(long, value_name = "WHERE", value_parser = rendezvous, help_heading = "Set-up")]
+    pub(crate) rendezvous: Option<Rendezvous>,
+}
+
+fn rendezvous(text: &str) -> Result<Rendezvous, String> {
+    text.parse()
+        .map_err(|e: doorbell::BootstrapError| e.to_string())
+}
+
 const EXAMPLES: &str = "\
 Examples:
   doorbell perf put-bw --quick            a first look: small, every byte checked
@@ -301,6 +405,10 @@ Examples:
                                           who should post? rows and ratios
   doorbell perf put-bw --link shm --hca-cores 0 --batch 32
                                           two processes on two cores
+  doorbell perf put-bw --link roce --connect HOST
+                                          two hosts: `doorbell serve` runs on HOST
+  mpirun -n 2 doorbell perf put-bw --link roce
+                                          two ranks of a launcher
   doorbell perf forward --gpu cuda        HCA to kernel and back
   doorbell perf post --sharing gpu --blocks 64 --threads 32
                                           cost of posting alone
@@ -327,9 +435,14 @@ pub(crate) struct PerfArgs {
     )]
     pub(crate) initiator: Vec<Initiator>,
 
-    /// How the bytes reach the target
-    #[arg(long, value_enum, default_value = "loopback", help_heading = "Set-up")]
-    pub(crate) link: Link,
+    /// How the bytes reach the target: loopback (this process), shm (a second process of this
+    /// host), roce (RoCEv2 packets: a second process, --connect's host, or a launcher's rank 1),
+    /// or roce:PORT with udp://ADDR[:PORT] or raw:IFNAME
+    #[arg(long, value_name = "LINK", value_parser = link, default_value = "loopback", help_heading = "Set-up")]
+    pub(crate) link: LinkChoice,
+
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
 
     /// Where payloads lie at the target
     #[arg(

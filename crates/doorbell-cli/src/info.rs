@@ -97,7 +97,7 @@ struct SettingInfo {
 /// Prints it.
 pub(crate) fn run(args: &InfoArgs) -> Result<Ended> {
     let device = Device::builder()
-        .config(crate::config::of(&args.device))
+        .config(crate::config::of(&args.device, None))
         .open()?;
     let info = gather(&device);
     write(&mut io::stdout(), args.json, &info).context("writing to standard output")?;

@@ -10,6 +10,7 @@ mod perf;
 mod pin;
 mod progress;
 mod schema;
+mod serve;
 mod ship;
 mod stats;
 mod table;
@@ -32,6 +33,8 @@ pub(crate) enum Ended {
     Well,
     /// It ran, and what it moved was not what arrived.
     CheckFailed,
+    /// The same, and the other side of the run says so.
+    CheckFailedThere,
 }
 
 /// Context of errors that are the caller's: options that do not go together.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => ship::completions(args),
         Command::Man(args) => ship::man(args),
         Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
+        Command::Serve(args) => serve::run(args),
     };
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
             eprintln!("doorbell: a check failed");
             ExitCode::from(3)
         }
+        Ok(Ended::CheckFailedThere) => ExitCode::from(3),
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {

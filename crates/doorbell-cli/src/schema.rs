@@ -2,6 +2,8 @@
 //! One object with `schema`, `environment` and `results`; one result a measured case, in the
 //! order measured; an absent figure is null, never zero and never left out.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// The name and version every result file opens with.
@@ -80,6 +82,15 @@ pub(crate) struct Outcome {
     pub(crate) checked: bool,
     /// Wrong bytes, lost or doubled messages, failed work requests.
     pub(crate) errors: u64,
+    /// What RoCE connections and ports counted during the case, by the names of the rdma tool; null on other links.
+    pub(crate) roce: Option<Roce>,
+}
+
+/// Counters of both sides.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub(crate) struct Roce {
+    pub(crate) initiator: BTreeMap<String, u64>,
+    pub(crate) target: BTreeMap<String, u64>,
 }
 
 /// Nanoseconds; each is a sample that was measured.
@@ -119,6 +130,7 @@ mod tests {
             baseline_ns: None,
             checked: true,
             errors: 0,
+            roce: None,
         };
         let text = serde_json::to_string(&outcome).unwrap();
         let keys = [
@@ -143,6 +155,7 @@ mod tests {
             "baseline_ns",
             "checked",
             "errors",
+            "roce",
         ];
         let mut at = 0;
         for key in keys {

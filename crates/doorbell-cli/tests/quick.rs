@@ -74,6 +74,7 @@ fn check_result(result: &Value, test: &str) {
         "baseline_ns",
         "checked",
         "errors",
+        "roce",
     ];
     wanted.sort_unstable();
     assert_eq!(keys(result), wanted);
@@ -81,6 +82,7 @@ fn check_result(result: &Value, test: &str) {
     assert_eq!(result["gpu"], "host");
     text("initiator");
     text("sharing");
+    assert!(result["roce"].is_null(), "{test}: no packets, no counters");
     if post {
         assert!(result["link"].is_null() && result["mem"].is_null());
     } else {

@@ -4,12 +4,14 @@
 //! [`Config::resolve`] adds the rest, and [`Settings::explain`] lists the outcome for `doorbell info`.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use doorbell_gpu::GpuSelect;
 
 use crate::Error;
+use crate::connect::PATH_MTUS;
 use crate::qp::Handler;
 
 /// Who runs the software HCA.
@@ -129,6 +131,30 @@ pub struct Config {
     pub emulate_warp: Option<bool>,
     /// What happens to foreign kernels on a failed QP (`DOORBELL_ON_ERROR`: `report` or `release`).
     pub on_error: Option<OnError>,
+    /// Through which port RoCE packets go (`DOORBELL_ROCE`): `udp` (at the address of the default route),
+    /// `udp://ADDR[:PORT]`, `raw:IFNAME`, `dgram:LOCAL,REMOTE`.
+    pub roce: Option<String>,
+    /// Payload of a RoCE packet at most (`DOORBELL_ROCE_MTU`): 256, 512, 1024, 2048 or 4096; what fits the port unless
+    /// said otherwise.
+    pub roce_mtu: Option<u16>,
+    /// Code of the time without acknowledgement after which a RoCE QP repeats (`DOORBELL_ROCE_TIMEOUT`): 4.096 µs times
+    /// two to this power, 1 to 31.
+    pub roce_timeout: Option<u8>,
+    /// How often it repeats before it gives up (`DOORBELL_ROCE_RETRY`): 0 to 7.
+    pub roce_retry: Option<u8>,
+    /// What is put around the RoCE port, for who looks for faults.
+    pub roce_wrap: RoceWrap,
+}
+
+/// What is put around a RoCE port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoceWrap {
+    /// Every packet is written to this pcapng file, which Wireshark dissects.
+    pub pcap: Option<PathBuf>,
+    /// Faults to inject, as `loss=0.01,dup=0.01,reorder=0.01,delay=…,corrupt=…,seed=N`.
+    pub fault: Option<String>,
+    /// Every packet is logged, at level `info`.
+    pub trace: bool,
 }
 
 /// The settings in force.
@@ -148,6 +174,16 @@ pub struct Settings {
     pub emulate_warp: bool,
     /// What happens to foreign kernels on a failed QP.
     pub on_error: OnError,
+    /// Through which port RoCE packets go.
+    pub roce: String,
+    /// Payload of a RoCE packet at most; `None`: what fits the port.
+    pub roce_mtu: Option<u16>,
+    /// Code of the time after which a RoCE QP repeats.
+    pub roce_timeout: u8,
+    /// How often it repeats.
+    pub roce_retry: u8,
+    /// What is put around the RoCE port.
+    pub roce_wrap: RoceWrap,
     explained: Vec<Setting>,
 }
 
@@ -181,6 +217,21 @@ fn warp(text: &str) -> Result<bool, String> {
     }
 }
 
+fn mtu(text: &str) -> Result<Option<u16>, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(None),
+        Ok(mtu) if PATH_MTUS.contains(&mtu) => Ok(Some(mtu)),
+        _ => Err("give 256, 512, 1024, 2048 or 4096, or auto".to_owned()),
+    }
+}
+
+fn small(from: u8, to: u8) -> impl Fn(&str) -> Result<u8, String> {
+    move |text| match text.parse() {
+        Ok(n) if (from..=to).contains(&n) => Ok(n),
+        _ => Err(format!("give a number from {from} to {to}")),
+    }
+}
+
 struct Resolver<'a> {
     lookup: &'a dyn Fn(&str) -> Option<String>,
     lines: Vec<Setting>,
@@ -188,7 +239,7 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     /// `print` writes the value the way `parse` reads it.
-    fn pick<T: Copy>(
+    fn pick<T: Clone>(
         &mut self,
         (name, variable, why): (&'static str, &'static str, &str),
         argument: Option<T>,
@@ -200,9 +251,9 @@ impl Resolver<'_> {
         let (value, source, because) = match (argument, found) {
             (Some(value), _) => {
                 // Arguments obey the same rules as variables: what parses back is what is allowed.
-                parse(&print(value)).map_err(|remedy| Error::Setting {
+                parse(&print(value.clone())).map_err(|remedy| Error::Setting {
                     name,
-                    value: print(value),
+                    value: print(value.clone()),
                     origin: Source::Argument,
                     remedy,
                 })?;
@@ -229,7 +280,7 @@ impl Resolver<'_> {
         self.lines.push(Setting {
             name,
             variable,
-            value: print(value),
+            value: print(value.clone()),
             source,
             why,
         });
@@ -342,7 +393,61 @@ impl Config {
             OnError::from_str,
             |v| v.to_string(),
         )?;
+        let roce = r.pick(
+            ("roce", "DOORBELL_ROCE", "the port of RoCE packets"),
+            self.roce.clone(),
+            (
+                "udp".to_owned(),
+                "a UDP socket needs no privileges; it is opened when first used",
+            ),
+            |text| match text.is_empty() {
+                false => Ok(text.to_owned()),
+                true => Err("give udp, udp://ADDR[:PORT], raw:IFNAME or dgram:LOCAL,REMOTE".into()),
+            },
+            |v| v,
+        )?;
+        let roce_mtu = r.pick(
+            (
+                "roce-mtu",
+                "DOORBELL_ROCE_MTU",
+                "payload of a RoCE packet at most",
+            ),
+            self.roce_mtu.map(Some),
+            (None, "the largest that fits the port"),
+            mtu,
+            |v| v.map_or("auto".to_owned(), |v| v.to_string()),
+        )?;
+        let roce_timeout = r.pick(
+            (
+                "roce-timeout",
+                "DOORBELL_ROCE_TIMEOUT",
+                "repeat after 4.096 us times two to this power",
+            ),
+            self.roce_timeout,
+            (
+                17,
+                "with 7 retries a peer that is gone costs 4.3 s, and a link that is down for 2 s costs nothing",
+            ),
+            small(1, 31),
+            |v| v.to_string(),
+        )?;
+        let roce_retry = r.pick(
+            (
+                "roce-retry",
+                "DOORBELL_ROCE_RETRY",
+                "repetitions before a RoCE QP gives up",
+            ),
+            self.roce_retry,
+            (7, "the most that InfiniBand knows"),
+            small(0, 7),
+            |v| v.to_string(),
+        )?;
         Ok(Settings {
+            roce,
+            roce_mtu,
+            roce_timeout,
+            roce_retry,
+            roce_wrap: self.roce_wrap.clone(),
             gpu,
             hca_cores,
             handler,
@@ -412,6 +517,11 @@ mod tests {
             quiesce: Some(Duration::from_millis(7)),
             emulate_warp: Some(true),
             on_error: Some(OnError::Release),
+            roce: Some("udp://127.0.0.1".to_owned()),
+            roce_mtu: Some(1024),
+            roce_timeout: Some(14),
+            roce_retry: Some(2),
+            roce_wrap: RoceWrap::default(),
         };
         let a = with(&c, &[]).unwrap();
         let printed: Vec<(&str, &str)> = a
@@ -438,6 +548,9 @@ mod tests {
             ("DOORBELL_QUIESCE_MS", "0"),
             ("DOORBELL_HOST_WARP", "2"),
             ("DOORBELL_ON_ERROR", "panic"),
+            ("DOORBELL_ROCE_MTU", "1500"),
+            ("DOORBELL_ROCE_TIMEOUT", "32"),
+            ("DOORBELL_ROCE_RETRY", "8"),
         ] {
             let text = with(&Config::default(), &[(name, value)])
                 .unwrap_err()

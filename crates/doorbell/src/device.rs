@@ -12,7 +12,9 @@ use doorbell_gpu::{Gpu, GpuInfo, GpuSelect, Keep, Module};
 
 use crate::arena::Arena;
 use crate::config::{Config, HcaCores, OnError, Settings};
+use crate::connect::{ConnectError, Destination, Offer, RoceTarget};
 use crate::dma::Engine;
+use crate::endpoint::Endpoint;
 use crate::memory::Memory;
 use crate::mr::Pd;
 use crate::provider::{Provider, soft::Soft};
@@ -235,6 +237,42 @@ impl Device {
     /// The software HCA, if that is the provider.
     pub fn soft(&self) -> Option<&Soft> {
         self.inner.soft.as_deref()
+    }
+
+    /// What this device's RoCE port can do, for a peer; opens the port if it was not.
+    pub fn roce_offer(&self) -> Result<Offer> {
+        self.inner.gpu.check_process()?;
+        self.inner.provider.roce_offer()
+    }
+
+    /// What the RoCE port has counted, by the names of the rdma tool; nothing if it was not opened.
+    pub fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        self.inner.provider.roce_counters()
+    }
+
+    /// The queue pair that a peer described by [`LinkKind::Roce`], as something to connect to: what both ports can do is
+    /// put together. Another process of this host is reached by [`crate::Peer::destination`].
+    pub fn destination(&self, endpoint: &Endpoint) -> Result<Destination> {
+        let Some(roce) = &endpoint.roce else {
+            return Err(Error::Argument {
+                object: "link of the peer's queue pair",
+                value: format!("{:?}", endpoint.link),
+                remedy: "describe it with LinkKind::Roce, or ask Peer::destination",
+            });
+        };
+        let agreed =
+            self.roce_offer()?
+                .agree(&roce.port)
+                .map_err(|refusal| ConnectError::Refusing {
+                    peer: roce.port.address.to_string(),
+                    refusal,
+                })?;
+        Ok(Destination::Roce(RoceTarget {
+            agreed,
+            qpn: endpoint.qpn,
+            psn: roce.psn,
+            unreliable: roce.unreliable,
+        }))
     }
 
     /// A new protection domain.

@@ -67,7 +67,7 @@ fn peer(device: &Device, role: &str) -> (Started, Peer) {
 /// Swaps endpoints and connects one queue pair to the peer's.
 fn connect(b: &Bench, peer: &Peer) -> (Qp<Ready>, Endpoint) {
     let qp = b.pd.qp().depth(64).build().expect("a queue pair");
-    let mine = qp.endpoint(LinkKind::Shm, &[b.target.remote()]);
+    let mine = qp.endpoint(LinkKind::Shm, &[b.target.remote()]).unwrap();
     let theirs = peer
         .exchange_endpoints(&[mine], LONG)
         .expect("endpoints")

@@ -1,4 +1,4 @@
-//! The far side of a case: target memory in this process (loopback) or in a peer process (shm).
+//! The far side of a case: target memory in this process (loopback) or in a peer process (shm, roce).
 //!
 //! Both do the same four things: make windows, fill them, compare them, and account for CPU time.
 
@@ -22,7 +22,7 @@ pub(crate) enum Order {
     Dial { session: u32, address: String },
     /// Make and connect queue pairs to those that the bytes describe: answered with their own.
     Connect {
-        session: u32,
+        over: Over,
         depth: u32,
         endpoints: Vec<Vec<u8>>,
     },
@@ -46,6 +46,19 @@ pub(crate) enum Order {
     Played,
     /// Forget windows and queue pairs.
     Clear,
+    /// Answered with what RoCE connections and ports have counted since the queue pairs were made, by name.
+    Counters,
+    /// This was all; `well` says whether the initiator is content.
+    Goodbye { well: bool },
+}
+
+/// Over which link queue pairs are connected.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Over {
+    /// Shared memory, in this session.
+    Shm(u32),
+    /// Packets.
+    Roce,
 }
 
 /// Target memory.

@@ -23,7 +23,7 @@ use super::plan::{Case, Limit};
 use super::running::{Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec};
 use super::tally::{Measured, Tally};
-use super::{Context, queues};
+use super::{Context, counters, queues};
 use crate::args::{Link, Place, Test};
 
 /// Rounds of a launch, unless messages are large.
@@ -151,6 +151,7 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
     let mut partner = context.partner.take();
     let mut far = Far::new(bench, partner.as_mut(), &far)?;
     let qps = queues::make(bench, case, case.qps, far.partner())?;
+    let watch = counters::Watch::start(&bench.device, &qps, case.link, far.partner())?;
     let export = queues::export(&qps[..1])?;
     let (statuses, samples) = (Statuses::new(bench, 1)?, Samples::new(bench)?);
     let mut end = blank();
@@ -197,6 +198,7 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
         }
         Ok(())
     })?;
+    watch.end(&bench.device, &qps, far.partner(), tally)?;
     if let Some(partner) = far.partner() {
         let () = partner.ask("clear up", &Order::Clear)?;
     }
@@ -276,6 +278,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
     let signal = case.test == Test::SignalLat;
     let (statuses, samples) = (Statuses::new(bench, 2)?, Samples::new(bench)?);
     let qps = queues::make(bench, case, case.qps.max(2), partner.as_mut())?;
+    let watch = counters::Watch::start(&bench.device, &qps, case.link, partner.as_mut())?;
     let export = queues::export(&qps[..2])?;
     // The second end: here, or in the peer process.
     let (far, there) = match &mut partner {
@@ -361,6 +364,9 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
         }
         Ok(())
     });
+    if result.is_ok() {
+        watch.end(&bench.device, &qps, partner.as_mut(), tally)?;
+    }
     if result.is_ok()
         && let Some(partner) = &mut partner
     {

@@ -1,13 +1,14 @@
 //! `doorbell perf`: plan the cases, run each on queues of its own, check, report.
 //!
 //! `plan` turns arguments into cases; `bench` opens what they run on; `rate`, `latency`, `forward`
-//! and `post` each measure one family of tests; `peer` is the second process of `--link shm`.
+//! and `post` each measure one family of tests; `peer` is the second process, and `remote` knows where it is.
 
 mod atomic;
 mod baseline;
 mod baselines;
-mod bench;
+pub(crate) mod bench;
 mod check;
+mod counters;
 mod end;
 mod engine;
 mod far;
@@ -20,6 +21,7 @@ mod post;
 mod proxy;
 mod queues;
 mod rate;
+pub(crate) mod remote;
 mod report;
 mod running;
 mod side;
@@ -35,9 +37,10 @@ use self::baselines::Baselines;
 use self::bench::{Bench, Benches};
 use self::pipe::Partner;
 use self::plan::{Case, Defaults};
+use self::remote::Second;
 use self::report::Reporter;
 use self::tally::Measured;
-use crate::args::{Handler, Initiator, Link, PerfArgs, Place, Sharing, Test};
+use crate::args::{Handler, Initiator, Link, PerfArgs, Sharing, Test};
 use crate::environment::Machine;
 use crate::progress::Progress;
 use crate::schema::Environment;
@@ -55,10 +58,15 @@ struct Context {
 pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let machine = Machine::read();
     let pins = pins(args)?;
+    let second = Second::find(args)?;
+    if let Second::Answering(line) = second {
+        return remote::answer(args, line, pins.and_then(|p| p.1));
+    }
     if let Some((own, _)) = pins {
         crate::pin::to(own)?;
     }
-    let config = crate::config::of(&args.device);
+    let port = second.port(args);
+    let config = crate::config::of(&args.device, port.as_deref());
     let settings = config.resolve()?;
     let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
     let defaults = Defaults {
@@ -86,9 +94,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     };
     let bench = context.benches.of(first)?;
     fits(&cases, &bench).map_err(|e| e.context(WrongArguments))?;
-    if args.link == Link::Shm {
-        context.partner = Some(partner(args, &bench, pins.and_then(|p| p.1))?);
-    }
+    context.partner = second.partner(args, &bench, pins.and_then(|p| p.1))?;
     // Found out now, not when the results are there and cannot be kept.
     if let Some(path) = &args.json {
         report::check_json(path)?;
@@ -96,9 +102,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut reporter = Reporter::new(args.test, json_on_stdout);
     const OUTPUT: &str = "writing to standard output";
-    reporter
-        .heading(&heading(first, &bench, &machine))
-        .context(OUTPUT)?;
+    let mut lines = heading(first, &bench, &machine);
+    if let Some(partner) = &context.partner {
+        lines.extend(partner.negotiated());
+    }
+    reporter.heading(&lines).context(OUTPUT)?;
     let failed = all(&mut context, &cases, &mut reporter).err();
     if failed.is_none() {
         reporter.ratios().context(OUTPUT)?;
@@ -108,11 +116,21 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         let environment = environment(first, &bench, &machine, started, seed);
         reporter.write_json(path, environment)?;
     }
+    if failed.is_none()
+        && let Some(partner) = &mut context.partner
+    {
+        partner.part(reporter.errors() == 0)?;
+    }
     match failed {
         Some(error) => Err(error),
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
         None => Ok(Ended::Well),
     }
+}
+
+/// What the RoCE ports of a device went through, if anything was retried, dropped or refused; `None` if nothing was.
+pub(crate) fn roce_line(device: &doorbell::Device) -> Option<String> {
+    counters::line(&counters::read::<doorbell::Qp>(device, &[]))
 }
 
 /// The host GPU bounds the threads of a kernel, each being one of the system: told before the queues of so many are made.
@@ -168,34 +186,11 @@ fn pins(args: &PerfArgs) -> Result<Option<(usize, Option<usize>)>> {
     }
     let host = args.device.gpu == Some(GpuSelect::Host);
     let allowed = crate::pin::allowed();
-    let two = args.link == Link::Shm && args.device.hca_cores == Some(0) && host;
+    let two = args.link.kind != Link::Loopback && args.device.hca_cores == Some(0) && host;
     Ok(match allowed.as_slice() {
         [a, b, ..] if two => Some((*a, Some(*b))),
         _ => None,
     })
-}
-
-/// Starts the second process.
-fn partner(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> {
-    let gpu = match (&args.peer_gpu, args.mem) {
-        (Some(gpu), _) => *gpu,
-        (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
-            let ordinal = bench.device.gpu_info().ordinal.unwrap_or(0);
-            GpuSelect::Cuda(Some(ordinal + 1))
-        }
-        (None, _) => GpuSelect::Host,
-    };
-    let mut words: Vec<std::ffi::OsString> = ["peer", "--gpu"].map(Into::into).into();
-    words.push(gpu.to_string().into());
-    words.push("--hca-cores".into());
-    words.push(bench.cores().to_string().into());
-    words.push("--timeout".into());
-    words.push(args.timeout.as_secs_f64().to_string().into());
-    if let Some(cpu) = pin {
-        words.push("--pin".into());
-        words.push(cpu.to_string().into());
-    }
-    Partner::start(&words, args.timeout)
 }
 
 /// What is about to be measured, in words.

@@ -1,4 +1,4 @@
-//! The second process of `--link shm`: does what its parent's orders say, one after the other.
+//! The second process of a run: does what the initiator's orders say, one after the other.
 //!
 //! It has a device of its own. Payload memory it offers is in sealed memory files that the
 //! initiator's engine copies into; it sleeps unless it plays an end of a ping-pong.
@@ -14,8 +14,9 @@ use doorbell_gpu::Dims;
 use serde::Serialize;
 
 use super::bench::{Bench, Benches};
+use super::counters;
 use super::end::{End, Faults};
-use super::far::Order;
+use super::far::{Order, Over};
 use super::latency::{PlayOrder, alone, end_params};
 use super::pipe::Answer;
 use super::running::{Running, Statuses, Watch, first_failure};
@@ -45,16 +46,70 @@ struct Playing<'b> {
     statuses: Statuses,
 }
 
+/// Where orders come from and answers go to.
+pub(crate) trait Orders {
+    /// The next order; `None` when there will be none.
+    fn next(&mut self) -> Result<Option<Vec<u8>>>;
+
+    /// Answers it; `false` when there is nobody to tell.
+    fn answer(&mut self, answer: Vec<u8>) -> bool;
+
+    /// An error ends what is being done, such as playing an end.
+    fn interrupted(&self) -> Result<()>;
+}
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parting {
+    /// The initiator said goodbye, and whether it is content.
+    Goodbye { well: bool },
+    /// It went without a word.
+    Lost,
+}
+
+/// Standard input and output.
+struct Stdio;
+
+impl Orders for Stdio {
+    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        let got = std::io::stdin()
+            .lock()
+            .read_until(b'\n', &mut line)
+            .context("reading orders")?;
+        Ok((got > 0).then_some(line))
+    }
+
+    fn answer(&mut self, mut answer: Vec<u8>) -> bool {
+        answer.push(b'\n');
+        let mut out = std::io::stdout();
+        out.write_all(&answer).and_then(|()| out.flush()).is_ok()
+    }
+
+    fn interrupted(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Serves orders from standard input until it ends.
 pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     if let Some(cpu) = args.pin {
         crate::pin::to(cpu)?;
     }
-    let config = crate::config::of(&args.device);
+    let config = crate::config::of(&args.device, args.roce.as_deref());
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
+    session(&bench, args.timeout, &mut Stdio).map(drop)
+}
+
+/// Does what is ordered until there are no more orders.
+pub(crate) fn session(
+    bench: &Bench,
+    timeout: Duration,
+    orders: &mut dyn Orders,
+) -> Result<Parting> {
     let mut state = State {
-        bench: &bench,
-        timeout: args.timeout,
+        bench,
+        timeout,
         sessions: HashMap::new(),
         side: None,
         end: None,
@@ -63,23 +118,27 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
         playing: None,
         clock: None,
     };
-    let mut out = std::io::stdout();
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("reading orders")?;
-        let order: Order = serde_json::from_str(&line).with_context(|| {
-            format!("`{line}` is not an order: this subcommand is started by `perf --link shm`")
+    while let Some(text) = orders.next()? {
+        let order: Order = serde_json::from_slice(&text).with_context(|| {
+            format!(
+                "`{}` is not an order: this side is for `doorbell perf`",
+                String::from_utf8_lossy(text.trim_ascii())
+            )
         })?;
-        let mut answer = match state.obey(order) {
+        if let Order::Goodbye { well } = order {
+            orders.answer(ok(())?);
+            return Ok(Parting::Goodbye { well });
+        }
+        let answer = match state.obey(order, orders) {
             Ok(answer) => answer,
             Err(e) => serde_json::to_vec(&Answer::<()>::Err(crate::words(&e)))?,
         };
-        answer.push(b'\n');
-        // A parent that is gone reads nothing: there is nobody left to tell.
-        if out.write_all(&answer).and_then(|()| out.flush()).is_err() {
+        // An initiator that is gone reads nothing: there is nobody left to tell.
+        if !orders.answer(answer) {
             break;
         }
     }
-    Ok(())
+    Ok(Parting::Lost)
 }
 
 fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
@@ -87,7 +146,7 @@ fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
 }
 
 impl State<'_> {
-    fn obey(&mut self, order: Order) -> Result<Vec<u8>> {
+    fn obey(&mut self, order: Order, orders: &dyn Orders) -> Result<Vec<u8>> {
         match order {
             Order::Dial { session, address } => {
                 let peer = self.bench.device.dial(&address, self.timeout)?;
@@ -107,10 +166,10 @@ impl State<'_> {
                 ok(reach)
             }
             Order::Connect {
-                session,
+                over,
                 depth,
                 endpoints,
-            } => ok(self.connect(session, depth, &endpoints)?),
+            } => ok(self.connect(over, depth, &endpoints)?),
             Order::Paint(picture) => ok(self.side()?.paint(&picture)?),
             Order::Verify(picture) => ok(self.side()?.verify(&picture)?),
             Order::Sabotage => ok(self.side()?.sabotage()?),
@@ -128,7 +187,10 @@ impl State<'_> {
                 ok(cpu.as_nanos() as u64)
             }
             Order::Play(order) => ok(self.play(*order)?),
-            Order::Played => ok(self.played()?),
+            Order::Played => ok(self.played(orders)?),
+            Order::Counters => ok(counters::read(&self.bench.device, &self.qps)),
+            // Handled by whoever reads the orders.
+            Order::Goodbye { .. } => ok(()),
             Order::Clear => {
                 self.export = None;
                 self.qps.clear();
@@ -143,18 +205,24 @@ impl State<'_> {
         self.side.as_ref().context("there is no memory yet")
     }
 
-    fn connect(&mut self, session: u32, depth: u32, endpoints: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        let peer = self
-            .sessions
-            .get(&session)
-            .context("there is no session with the initiator")?;
+    fn connect(&mut self, over: Over, depth: u32, endpoints: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
         let builder = self.bench.pd.qp().depth(depth).cq(CqKind::Collapsed);
         let mut own = Vec::new();
         for bytes in endpoints {
             let theirs = Endpoint::from_bytes(bytes)?;
             let qp = builder.clone().build()?;
-            own.push(qp.endpoint(LinkKind::Shm, &[]).to_bytes());
-            self.qps.push(qp.connect(&peer.destination(&theirs)?)?);
+            let (kind, to) = match over {
+                Over::Shm(session) => {
+                    let peer = self
+                        .sessions
+                        .get(&session)
+                        .context("there is no session with the initiator")?;
+                    (LinkKind::Shm, peer.destination(&theirs)?)
+                }
+                Over::Roce => (LinkKind::Roce, self.bench.device.destination(&theirs)?),
+            };
+            own.push(qp.endpoint(kind, &[])?.to_bytes());
+            self.qps.push(qp.connect(&to)?);
         }
         Ok(own)
     }
@@ -188,12 +256,12 @@ impl State<'_> {
         Ok(())
     }
 
-    fn played(&mut self) -> Result<Faults> {
+    fn played(&mut self, orders: &dyn Orders) -> Result<Faults> {
         let playing = self.playing.take().context("nothing is being played")?;
         playing.running.finish(&mut Watch {
             qps: &self.qps,
             timeout: self.timeout,
-            tick: &mut |_| Ok(()),
+            tick: &mut |_| orders.interrupted(),
         })?;
         first_failure(&playing.statuses.read()?, |_| self.qps.first())?;
         let mut tally = Tally::default();

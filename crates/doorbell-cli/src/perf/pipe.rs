@@ -1,6 +1,8 @@
-//! The wire between the two processes of `--link shm`: JSON lines over the peer's standard input
-//! and output. The started process learns of its parent's death by the end of its input, the
-//! parent of the peer's by the end of its output, both at once; every wait has a deadline too.
+//! The wire between the two processes of a run: JSON messages, over the standard input and output of a process that this
+//! one started, or over a connection to a process that somebody else did (`doorbell serve`, a launcher's rank 1).
+//!
+//! A started process learns of its parent's death by the end of its input, the parent of the peer's by the end of its
+//! output, both at once; a connection ends likewise. Every wait has a deadline too.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use doorbell::{Channel, ConnectError};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -20,14 +23,24 @@ pub(crate) enum Answer<T> {
     Err(String),
 }
 
-/// The peer process, as its parent sees it.
+/// The peer process, as the initiator sees it.
 pub(crate) struct Partner {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Receiver<std::io::Result<String>>,
+    wire: Wire,
     timeout: Duration,
     /// Sessions of the shared memory link, by the id of our HCA.
     sessions: Vec<(u64, doorbell::Peer)>,
+}
+
+enum Wire {
+    Child(Started),
+    Channel(Box<Channel>),
+}
+
+/// A process that this one started.
+struct Started {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Receiver<std::io::Result<String>>,
 }
 
 impl Partner {
@@ -57,13 +70,25 @@ impl Partner {
                 }
             })
             .context("starting the thread that reads from the peer")?;
-        Ok(Self {
+        let wire = Wire::Child(Started {
             child,
             input,
             lines,
+        });
+        Ok(Self::new(wire, timeout))
+    }
+
+    /// A process that somebody else started and that takes orders.
+    pub(crate) fn over(channel: Channel, timeout: Duration) -> Self {
+        Self::new(Wire::Channel(Box::new(channel)), timeout)
+    }
+
+    fn new(wire: Wire, timeout: Duration) -> Self {
+        Self {
+            wire,
             timeout,
             sessions: Vec::new(),
-        })
+        }
     }
 
     /// The session of the shared memory link between `device` and the peer, and its number.
@@ -83,20 +108,20 @@ impl Partner {
         Ok((peer, session))
     }
 
-    /// Process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Sends a question without waiting for its answer.
     pub(crate) fn send<Q: Serialize>(&mut self, question: &Q) -> Result<()> {
         let mut line = serde_json::to_vec(question).context("writing to the peer")?;
-        line.push(b'\n');
-        let Some(input) = &mut self.input else {
-            bail!("the peer's input is closed already");
-        };
-        let sent = input.write_all(&line).and_then(|()| input.flush());
-        sent.map_err(|_| self.death("while it was being asked"))
+        match &mut self.wire {
+            Wire::Channel(channel) => Ok(channel.send(&line, self.timeout)?),
+            Wire::Child(started) => {
+                line.push(b'\n');
+                let Some(input) = &mut started.input else {
+                    bail!("the peer's input is closed already");
+                };
+                let sent = input.write_all(&line).and_then(|()| input.flush());
+                sent.map_err(|_| started.death("while it was being asked"))
+            }
+        }
     }
 
     /// Waits for an answer, `extra` longer than the usual time.
@@ -106,22 +131,25 @@ impl Partner {
         extra: Duration,
     ) -> Result<T> {
         let patience = self.timeout + extra;
-        match self.lines.recv_timeout(patience) {
-            Ok(Ok(line)) => match serde_json::from_str(&line) {
-                Ok(Answer::Ok(answer)) => Ok(answer),
-                Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
-                Err(e) => bail!("the peer process answered {line:?} when asked to {what}: {e}"),
-            },
-            Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
-            Err(RecvTimeoutError::Timeout) => {
-                bail!(
-                    "the peer process (pid {}) did not {what} within {patience:?}",
-                    self.pid()
-                )
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(self.death(&format!("when asked to {what}")))
-            }
+        let line = match &mut self.wire {
+            Wire::Child(started) => started.line(what, patience)?,
+            Wire::Channel(channel) => channel.recv(patience).map_err(|e| match e {
+                ConnectError::TimedOut { peer, after, .. } => {
+                    anyhow!("the peer process at {peer} did not {what} within {after:?}")
+                }
+                ConnectError::Lost { peer, reason, .. } => {
+                    anyhow!("the peer process at {peer} died when asked to {what}: {reason}")
+                }
+                other => other.into(),
+            })?,
+        };
+        match serde_json::from_slice(&line) {
+            Ok(Answer::Ok(answer)) => Ok(answer),
+            Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
+            Err(e) => bail!(
+                "the peer process answered {:?} when asked to {what}: {e}",
+                String::from_utf8_lossy(&line)
+            ),
         }
     }
 
@@ -142,6 +170,47 @@ impl Partner {
 
     /// Is it still there? An error says how it ended.
     pub(crate) fn alive(&mut self) -> Result<()> {
+        match &mut self.wire {
+            Wire::Child(started) => started.alive(),
+            Wire::Channel(channel) if channel.is_closed() => {
+                bail!("the peer process at {} died in mid-run", channel.peer())
+            }
+            Wire::Channel(_) => Ok(()),
+        }
+    }
+
+    /// Who it is and what was negotiated with it, where somebody else started it.
+    pub(crate) fn negotiated(&self) -> Vec<String> {
+        match &self.wire {
+            Wire::Child(_) => Vec::new(),
+            Wire::Channel(c) => super::remote::negotiated(c.introduction(), c.agreed()),
+        }
+    }
+
+    /// The run is over: the peer may go, and end as `well` says.
+    pub(crate) fn part(&mut self, well: bool) -> Result<()> {
+        self.ask("part", &Order::Goodbye { well })
+    }
+}
+
+impl Started {
+    fn line(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
+        match self.lines.recv_timeout(patience) {
+            Ok(Ok(line)) => Ok(line.into_bytes()),
+            Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!(
+                    "the peer process (pid {}) did not {what} within {patience:?}",
+                    self.child.id()
+                )
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(self.death(&format!("when asked to {what}")))
+            }
+        }
+    }
+
+    fn alive(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             _ => Err(self.death("in mid-run")),
@@ -149,7 +218,7 @@ impl Partner {
     }
 
     fn death(&mut self, when: &str) -> anyhow::Error {
-        let pid = self.pid();
+        let pid = self.child.id();
         let until = Instant::now() + Duration::from_secs(1);
         loop {
             match self.child.try_wait() {
@@ -163,7 +232,7 @@ impl Partner {
     }
 }
 
-impl Drop for Partner {
+impl Drop for Started {
     /// The end of its input tells the peer to go; one that does not is killed.
     fn drop(&mut self) {
         drop(self.input.take());

@@ -244,7 +244,7 @@ fn case(
         test,
         initiator,
         foreign: None,
-        link: args.link,
+        link: args.link.kind,
         mem: args.mem,
         local_mem: args.local_mem.unwrap_or(args.mem),
         queue_mem: args.queue_mem.unwrap_or(Place::Host),
@@ -346,7 +346,7 @@ fn sense(args: &PerfArgs, initiator: Initiator, size: u64) -> Result<()> {
                     "post measures a kernel's own posting: --initiator proxy does not post there"
                 );
             }
-            if args.link == Link::Shm {
+            if args.link.kind != Link::Loopback {
                 bail!("post has no engine and so no link: leave --link out");
             }
         }
@@ -354,7 +354,7 @@ fn sense(args: &PerfArgs, initiator: Initiator, size: u64) -> Result<()> {
             if initiator != Initiator::Gpu {
                 bail!("forward is answered by a kernel: leave --initiator at gpu");
             }
-            if args.link == Link::Shm {
+            if args.link.kind != Link::Loopback {
                 bail!("forward measures the HCA of this process: leave --link out");
             }
             if size != 32 {

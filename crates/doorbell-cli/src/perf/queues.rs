@@ -4,10 +4,10 @@ use anyhow::Result;
 use doorbell::{CqKind, Endpoint, Export, ExportLayout, LinkKind, Qp, Reset, export_array};
 
 use super::bench::Bench;
-use super::far::Order;
+use super::far::{Order, Over};
 use super::pipe::Partner;
 use super::plan::Case;
-use crate::args::{CqMode, Handler};
+use crate::args::{CqMode, Handler, Link};
 
 /// The handler in the host library's words.
 fn handler(handler: Handler) -> doorbell::Handler {
@@ -50,21 +50,38 @@ pub(crate) fn make(
             .map(Qp::connect_to_self)
             .collect::<Result<_, _>>()?),
         Some(partner) => {
-            let (peer, session) = partner.session(&bench.device)?;
-            let ours = qps
+            let shm = match case.link {
+                Link::Shm => Some(partner.session(&bench.device)?),
+                _ => None,
+            };
+            let (kind, over) = match &shm {
+                Some((_, session)) => (LinkKind::Shm, Over::Shm(*session)),
+                None => (LinkKind::Roce, Over::Roce),
+            };
+            let endpoints = qps
                 .iter()
-                .map(|qp| qp.endpoint(LinkKind::Shm, &[]).to_bytes())
-                .collect();
+                .map(|qp| Ok(qp.endpoint(kind, &[])?.to_bytes()))
+                .collect::<Result<_>>()?;
             let order = Order::Connect {
-                session,
+                over,
                 depth: case.depth,
-                endpoints: ours,
+                endpoints,
             };
             let theirs: Vec<Vec<u8>> = partner.ask("connect its queue pairs", &order)?;
+            anyhow::ensure!(
+                theirs.len() == qps.len(),
+                "the peer made {} queue pairs for {}",
+                theirs.len(),
+                qps.len()
+            );
             qps.into_iter()
                 .zip(theirs)
                 .map(|(qp, bytes)| {
-                    let to = peer.destination(&Endpoint::from_bytes(&bytes)?)?;
+                    let endpoint = Endpoint::from_bytes(&bytes)?;
+                    let to = match &shm {
+                        Some((peer, _)) => peer.destination(&endpoint)?,
+                        None => bench.device.destination(&endpoint)?,
+                    };
                     Ok(qp.connect(&to)?)
                 })
                 .collect()

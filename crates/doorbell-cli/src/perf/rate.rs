@@ -19,7 +19,7 @@ use super::plan::{Case, Limit};
 use super::running::{Running, Statuses, Watch, first_failure};
 use super::side::{Side, SideSpec, area};
 use super::tally::{Measured, Tally};
-use super::{Context, atomic, proxy, queues};
+use super::{Context, atomic, counters, proxy, queues};
 use crate::args::{Initiator, Link, Place, Sharing, Test};
 use crate::cputime::CpuUse;
 
@@ -242,6 +242,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
     };
     let mut tally = Tally::default();
     let before = Engine::read(&bench.device, &rig.qps);
+    let watch = counters::Watch::start(&bench.device, &rig.qps, case.link, rig.far.partner())?;
     let progress = &mut context.progress;
     if case.check {
         checked(&mut rig, &mut tally, &mut |share| {
@@ -256,6 +257,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         let after = Engine::read(&bench.device, &rig.qps);
         tally.notes.push(after.since(&before));
     }
+    watch.end(&bench.device, &rig.qps, rig.far.partner(), &mut tally)?;
     if let Some(partner) = rig.far.partner() {
         let () = partner.ask("clear up", &Order::Clear)?;
     }

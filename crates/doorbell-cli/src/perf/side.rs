@@ -3,7 +3,7 @@
 //! The same object serves the initiator, a target in the same process, and the target in a peer
 //! process; what it must hold is a [`Picture`], written and compared in pieces.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use doorbell::{Access, Mr, Pd, Place};
 use doorbell_kernels::params::Area;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,8 @@ use super::check::{Layout, Picture, Verdict};
 
 /// Bytes that are rendered, written or read at a time.
 const PIECE: usize = 1 << 20;
+/// Bytes of a side with its canaries, whoever asks for them.
+const MAX_TOTAL: u64 = 16 << 30;
 
 /// What a side is made of; travels to a peer process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -48,6 +50,12 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(pd: &Pd, device: &doorbell::Device, spec: &SideSpec) -> Result<Self> {
+        // The numbers may be another process's.
+        ensure!(
+            spec.layout.total() <= MAX_TOTAL,
+            "windows of {} bytes: at most {MAX_TOTAL}",
+            spec.layout.total()
+        );
         let memory = device.alloc(spec.place(), spec.layout.total() as usize)?;
         let mr = pd.register(&memory, Access::ALL)?;
         Ok(Self {
@@ -89,6 +97,11 @@ impl Side {
 
     /// Bytes of the region.
     pub(crate) fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        ensure!(
+            len <= self.layout.total(),
+            "{len} bytes of a side of {}",
+            self.layout.total()
+        );
         let mut bytes = vec![0; len as usize];
         self.mr.read(offset as usize, &mut bytes)?;
         Ok(bytes)

@@ -5,7 +5,7 @@ use super::check::Verdict;
 use super::plan::Case;
 use crate::args::Test;
 use crate::cputime::CpuUse;
-use crate::schema::Outcome;
+use crate::schema::{Outcome, Roce};
 use crate::stats;
 
 /// At most so many faults are told; all are counted.
@@ -27,6 +27,8 @@ pub(crate) struct Tally {
     pub(crate) faults: Vec<String>,
     /// What else is worth a line below the row.
     pub(crate) notes: Vec<String>,
+    /// What the RoCE link counted.
+    pub(crate) roce: Option<Roce>,
 }
 
 /// A case's result and what was wrong.
@@ -97,6 +99,7 @@ impl Tally {
             baseline_ns,
             checked: case.check,
             errors: self.errors,
+            roce: self.roce,
         };
         Measured {
             outcome,

@@ -277,8 +277,8 @@ impl Bootstrap {
         self.all_gather(&[]).map(|_| ())
     }
 
-    /// With two ranks: the connection between them, to be [greeted](Line) as between any two processes. Rank 1 calls,
-    /// rank 0 answers. `None` with another number of ranks.
+    /// With two ranks: the connection between them, to be [greeted](Line) as between any two processes. Rank 0 calls,
+    /// rank 1 answers. `None` with another number of ranks.
     pub fn into_line(mut self) -> Option<Line> {
         if self.world != 2 {
             return None;

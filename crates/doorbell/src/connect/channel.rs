@@ -144,7 +144,7 @@ impl Line {
         let sent = self
             .framed
             .send(Kind::Hello, &body, "take a greeting", deadline);
-        let heard = self.hear(Kind::Welcome, "answer a greeting", deadline);
+        let heard = self.greeted(Kind::Welcome, "answer a greeting", deadline);
         let other = match (heard, sent) {
             (Ok(other), Ok(())) => other,
             (Err(refused @ ConnectError::Refused { .. }), _) => return Err(refused),
@@ -154,24 +154,18 @@ impl Line {
     }
 
     /// As the side that listened: hears who the other side is, and says who this is.
-    pub fn answer(mut self, greeting: &Greeting, timeout: Duration) -> Connected<Channel> {
+    pub fn answer(self, greeting: &Greeting, timeout: Duration) -> Connected<Channel> {
         let deadline = doorbell_hca::deadline(timeout);
-        let other = self.hear(Kind::Hello, "say who it is", deadline)?;
-        self.answer_to(greeting, other, deadline)
+        let caller = self.hear(timeout)?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        caller.welcome(greeting, left)
     }
 
-    fn answer_to(
-        mut self,
-        greeting: &Greeting,
-        other: Introduction,
-        deadline: Instant,
-    ) -> Connected<Channel> {
-        if greeting.check(&other.greeting).is_ok() {
-            let body = greeting.encode();
-            self.framed
-                .send(Kind::Welcome, &body, "take a welcome", deadline)?;
-        }
-        self.join(greeting, other)
+    /// As the side that listened: hears who the other side is, before anything is set up for it.
+    pub fn hear(mut self, timeout: Duration) -> Connected<Caller> {
+        let deadline = doorbell_hca::deadline(timeout);
+        let other = self.greeted(Kind::Hello, "say who it is", deadline)?;
+        Ok(Caller { line: self, other })
     }
 
     /// Tells the other side why not, and hangs up.
@@ -183,7 +177,7 @@ impl Line {
         self.framed.stream.drain(&mut scrap, until);
     }
 
-    fn hear(
+    fn greeted(
         &mut self,
         kind: Kind,
         step: &'static str,
@@ -244,6 +238,37 @@ impl Line {
                 Err(ConnectError::Refusing { peer, refusal })
             }
         }
+    }
+}
+
+/// The side that dialled, once it has said who it is.
+#[derive(Debug)]
+pub struct Caller {
+    line: Line,
+    other: Introduction,
+}
+
+impl Caller {
+    /// Who it is.
+    pub fn introduction(&self) -> &Introduction {
+        &self.other
+    }
+
+    /// Says who this is; refuses by itself where the two do not go together.
+    pub fn welcome(mut self, greeting: &Greeting, timeout: Duration) -> Connected<Channel> {
+        if greeting.check(&self.other.greeting).is_ok() {
+            let deadline = doorbell_hca::deadline(timeout);
+            let body = greeting.encode();
+            self.line
+                .framed
+                .send(Kind::Welcome, &body, "take a welcome", deadline)?;
+        }
+        self.line.join(greeting, self.other)
+    }
+
+    /// Tells it why not, and hangs up.
+    pub fn refuse(self, refusal: &Refusal) {
+        self.line.refuse(refusal);
     }
 }
 

@@ -18,7 +18,7 @@ mod greeting;
 #[cfg(test)]
 mod tests;
 
-pub use channel::{Acceptor, Channel, DEFAULT_PORT, Line};
+pub use channel::{Acceptor, Caller, Channel, DEFAULT_PORT, Line};
 pub use error::{ConnectError, Refusal, RefusalKind};
 pub use frame::{MAX_MESSAGE, VERSION};
 pub(crate) use greeting::OFFER;
@@ -42,4 +42,20 @@ pub enum Destination {
         /// The number there.
         qpn: u32,
     },
+    /// A queue pair at the other end of a RoCE link; of another Doorbell by [`Device::destination`](crate::Device::destination),
+    /// or of any other implementation.
+    Roce(RoceTarget),
+}
+
+/// A queue pair at the other end of a RoCE link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceTarget {
+    /// What holds between the two ports.
+    pub agreed: Agreed,
+    /// The number there.
+    pub qpn: u32,
+    /// Number of its first packet.
+    pub psn: u32,
+    /// Unreliable Connection.
+    pub unreliable: bool,
 }

@@ -13,10 +13,10 @@ use doorbell_gpu::{Keep, MemKind, RelaxHook};
 use doorbell_hca::Access;
 
 use crate::config::OnError;
-use crate::connect::Destination;
+use crate::connect::{Destination, Offer};
 use crate::memory::Memory;
 use crate::qp::{QpCounters, QpState};
-use crate::{AsyncError, Result};
+use crate::{AsyncError, Error, Result};
 
 pub mod soft;
 
@@ -42,6 +42,19 @@ pub trait Provider: Send + Sync + fmt::Debug {
 
     /// The next asynchronous error of any of its objects, or `None` when `timeout` passes without one.
     fn next_error(&self, timeout: Duration) -> Option<AsyncError>;
+
+    /// What its RoCE port can do; opens it if it was not.
+    fn roce_offer(&self) -> Result<Offer> {
+        Err(Error::Unsupported {
+            what: "RoCE with this provider",
+            remedy: "use the software HCA",
+        })
+    }
+
+    /// What its RoCE port has counted, by the names of the rdma tool; nothing if there is none.
+    fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 
     /// Runs the engine once on this thread if it has no thread of its own; whether there was work.
     fn drive(&self) -> bool;
@@ -129,8 +142,8 @@ pub trait ProviderQp: Send + Sync {
     /// Which engine core executes it, if there are several.
     fn core(&self) -> Option<usize>;
 
-    /// Reset to Ready.
-    fn connect(&self, to: &Destination) -> Result<()>;
+    /// Reset to Ready. `psn` is the number of the first packet that it sends, where there are packets.
+    fn connect(&self, to: &Destination, psn: u32) -> Result<()>;
 
     /// Any state to Reset: indices start at zero, CQEs and words are as after creation.
     fn reset(&self, timeout: Duration) -> Result<()>;
@@ -149,4 +162,9 @@ pub trait ProviderQp: Send + Sync {
 
     /// What it has done.
     fn counters(&self) -> QpCounters;
+
+    /// What its RoCE connection has counted, by the names of the rdma tool; nothing if it has none.
+    fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
 }

@@ -372,7 +372,7 @@ impl ProviderQp for SoftQp {
         Some(self.core)
     }
 
-    fn connect(&self, to: &Destination) -> Result<()> {
+    fn connect(&self, to: &Destination, _psn: u32) -> Result<()> {
         let number = |qpn: u32| {
             Qpn::new(qpn).ok_or_else(|| Error::Argument {
                 object: "QP number of the peer",
@@ -390,6 +390,12 @@ impl ProviderQp for SoftQp {
                     peer_qpn: number(*qpn)?.get(),
                 };
                 hca::Destination::Peer(ShmLink::open(peer.session(), local)?)
+            }
+            Destination::Roce(_) => {
+                return Err(Error::Unsupported {
+                    what: "RoCE",
+                    remedy: "it is being built",
+                });
             }
         };
         Ok(self.alive(|qp| qp.connect(to, self.timeout))??)

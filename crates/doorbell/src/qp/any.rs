@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Cq, Export, ExportLayout, Handler, Qp, QpCounters, QpInner, QpState, State};
 use crate::connect::Destination;
-use crate::endpoint::{Endpoint, LinkKind};
+use crate::endpoint::{Endpoint, LinkKind, RoceEndpoint};
 use crate::mr::{Pd, RemoteMr};
 use crate::{Error, QpFault, Result};
 
@@ -83,21 +84,40 @@ impl QpCore {
         self.inner.provider.counters()
     }
 
+    /// What its RoCE connection has counted, by the names of the rdma tool; nothing if it has none.
+    pub fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        self.inner.provider.roce_counters()
+    }
+
     /// The same for its companion, if it has one.
     pub fn companion_counters(&self) -> Option<QpCounters> {
         self.inner.companion.as_ref().map(|c| c.provider.counters())
     }
 
-    /// What a peer needs to connect to it and to use `regions`.
-    pub fn endpoint(&self, link: LinkKind, regions: &[RemoteMr]) -> Endpoint {
-        let hca = self.inner.device().provider.id();
-        Endpoint {
+    /// What a peer needs to connect to it and to use `regions`. For [`LinkKind::Roce`] the port is opened if it was not.
+    pub fn endpoint(&self, link: LinkKind, regions: &[RemoteMr]) -> Result<Endpoint> {
+        let provider = &self.inner.device().provider;
+        let roce = match link {
+            LinkKind::Roce => Some(RoceEndpoint {
+                port: provider.roce_offer()?,
+                psn: self.first_psn(),
+                unreliable: self.inner.unreliable,
+            }),
+            _ => None,
+        };
+        Ok(Endpoint {
             link,
             qpn: self.qpn(),
-            hca,
+            hca: provider.id(),
             regions: regions.to_vec(),
-            roce: None,
-        }
+            roce,
+        })
+    }
+
+    /// Number of the first packet that it will send over RoCE: drawn when it is made and when it is reset, so that packets
+    /// of an earlier connection are strangers to a later one.
+    pub fn first_psn(&self) -> u32 {
+        self.inner.psn.load(Ordering::Relaxed)
     }
 
     /// Writes the structures that kernels use into GPU memory. A queue pair has one export at a time; the next one goes on

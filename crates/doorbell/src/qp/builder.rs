@@ -1,5 +1,6 @@
 //! Making a queue pair: what can be chosen, and what is refused.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
 use doorbell_device::layout::{CqKind, MAX_DEPTH};
@@ -20,6 +21,7 @@ pub struct QpBuilder {
     core: Option<usize>,
     companion: Option<u32>,
     on_error: OnError,
+    unreliable: bool,
 }
 
 impl QpBuilder {
@@ -33,6 +35,7 @@ impl QpBuilder {
             core: None,
             companion: None,
             on_error: settings.on_error,
+            unreliable: false,
         }
     }
 
@@ -75,6 +78,14 @@ impl QpBuilder {
     #[must_use]
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
+        self
+    }
+
+    /// Over RoCE, as an Unreliable Connection: WRITE and SEND without acknowledgements, messages with a lost packet are
+    /// dropped whole. Over other links it makes no difference.
+    #[must_use]
+    pub fn unreliable(mut self, yes: bool) -> Self {
+        self.unreliable = yes;
         self
     }
 
@@ -130,6 +141,8 @@ impl QpBuilder {
             log_depth,
             cq_kind: self.cq,
             handler: self.handler,
+            psn: AtomicU32::new(super::draw_psn()),
+            unreliable: self.unreliable,
             sink: self.pd.inner.sink.line(),
             export: Mutex::new(export::Place::default()),
             pd: self.pd.clone(),

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -112,7 +113,16 @@ pub(crate) struct QpInner {
     handler: Handler,
     sink: (u64, u32),
     export: Mutex<export::Place>,
+    /// Number of its first packet over RoCE.
+    psn: AtomicU32,
+    /// Over RoCE it is an Unreliable Connection.
+    unreliable: bool,
     pd: Pd,
+}
+
+/// A packet number that nobody can guess, 24 bits.
+fn draw_psn() -> u32 {
+    rand::random::<u32>() >> 8
 }
 
 impl QpInner {
@@ -135,11 +145,12 @@ impl QpInner {
     fn connect(&self, to: &Destination) -> Result<()> {
         if let Some(companion) = &self.companion {
             // It counts in memory of this process, whatever the main queue is connected to.
-            companion.provider.connect(&Destination::Loopback {
+            let itself = Destination::Loopback {
                 qpn: companion.qpn(),
-            })?;
+            };
+            companion.provider.connect(&itself, 0)?;
         }
-        self.provider.connect(to)
+        self.provider.connect(to, self.psn.load(Ordering::Relaxed))
     }
 
     fn reset(&self, timeout: Duration) -> Result<()> {
@@ -147,6 +158,7 @@ impl QpInner {
             companion.reset(timeout)?;
         }
         self.provider.reset(timeout)?;
+        self.psn.store(draw_psn(), Ordering::Relaxed);
         // Indices restart at zero on both sides: what kernels hold is written anew.
         self.export().refresh(self)
     }

@@ -1,0 +1,123 @@
+//! Counters of RoCE connections and ports, by the names of the rdma tool.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use doorbell::{Device, Qp, QpCore};
+
+use super::far::Order;
+use super::pipe::Partner;
+use super::tally::Tally;
+use crate::args::Link;
+use crate::schema::Roce;
+
+/// Name and value.
+pub(crate) type Counters = BTreeMap<String, u64>;
+
+/// Counters that say how much was done, not that something was amiss.
+const TRAFFIC: [&str; 4] = ["sent_", "rcvd_", "posted_", "executed_"];
+
+/// Those of the device's port and of these connections, summed.
+pub(crate) fn read<Q: AsRef<QpCore>>(device: &Device, qps: &[Q]) -> Counters {
+    let mut all = Counters::new();
+    let of_qps = qps.iter().flat_map(|qp| qp.as_ref().roce_counters());
+    for (name, count) in device.roce_counters().into_iter().chain(of_qps) {
+        *all.entry(name.to_owned()).or_default() += count;
+    }
+    all
+}
+
+/// Both sides' counters at the start of a case.
+pub(crate) struct Watch(Option<Roce>);
+
+impl Watch {
+    /// Once the queue pairs are connected.
+    pub(crate) fn start(
+        device: &Device,
+        qps: &[Qp],
+        link: Link,
+        partner: Option<&mut Partner>,
+    ) -> Result<Self> {
+        match (link, partner) {
+            (Link::Roce, Some(partner)) => Ok(Self(Some(both(device, qps, partner)?))),
+            _ => Ok(Self(None)),
+        }
+    }
+
+    /// Before they go: into the result, and a line if something was amiss.
+    pub(crate) fn end(
+        self,
+        device: &Device,
+        qps: &[Qp],
+        partner: Option<&mut Partner>,
+        tally: &mut Tally,
+    ) -> Result<()> {
+        let (Some(before), Some(partner)) = (self.0, partner) else {
+            return Ok(());
+        };
+        let now = both(device, qps, partner)?;
+        let roce = Roce {
+            initiator: since(&now.initiator, &before.initiator),
+            target: since(&now.target, &before.target),
+        };
+        for (side, counters) in [("initiator", &roce.initiator), ("target", &roce.target)] {
+            if let Some(line) = line(counters) {
+                tally.notes.push(format!("RoCE at the {side}: {line}"));
+            }
+        }
+        tally.roce = Some(roce);
+        Ok(())
+    }
+}
+
+fn both(device: &Device, qps: &[Qp], partner: &mut Partner) -> Result<Roce> {
+    Ok(Roce {
+        initiator: read(device, qps),
+        target: partner.ask("say what it counted", &Order::Counters)?,
+    })
+}
+
+/// What came since `before`.
+fn since(now: &Counters, before: &Counters) -> Counters {
+    now.iter()
+        .map(|(name, count)| {
+            let before = before.get(name).copied().unwrap_or(0);
+            (name.clone(), count.saturating_sub(before))
+        })
+        .collect()
+}
+
+/// One line that names what was retried, dropped or refused; `None` if nothing was.
+pub(crate) fn line(counters: &Counters) -> Option<String> {
+    let amiss: Vec<String> = counters
+        .iter()
+        .filter(|(name, count)| **count > 0 && !TRAFFIC.iter().any(|t| name.starts_with(t)))
+        .map(|(name, count)| format!("{name} {}", crate::units::grouped(*count)))
+        .collect();
+    (!amiss.is_empty()).then(|| amiss.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_amiss_is_named() {
+        let of = |list: &[(&str, u64)]| -> Counters {
+            list.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect()
+        };
+        let quiet = of(&[("sent_pkts", 9), ("duplicate_request", 0)]);
+        assert_eq!(line(&quiet), None);
+        let loud = of(&[
+            ("sent_pkts", 12),
+            ("duplicate_request", 2),
+            ("out_of_sequence", 1),
+        ]);
+        assert_eq!(
+            line(&loud).as_deref(),
+            Some("duplicate_request 2, out_of_sequence 1")
+        );
+        assert_eq!(since(&loud, &quiet)["sent_pkts"], 3);
+        assert_eq!(since(&loud, &quiet)["out_of_sequence"], 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! Where the second process of a run is: started by this one, `doorbell serve` on another host, or the other rank of a
+//! launcher; and what the second rank does.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use doorbell::connect::{Agreed, Introduction};
+use doorbell::{Channel, Greeting, Launched, Line};
+
+use super::bench::{Bench, Benches};
+use super::peer::{Orders, Parting, session};
+use super::pipe::Partner;
+use crate::args::{Link, PerfArgs, Place};
+use crate::{Ended, WrongArguments};
+
+/// How often a wait for orders looks whether it should end.
+const SLICE: Duration = Duration::from_millis(200);
+
+/// Where the second process is.
+pub(crate) enum Second {
+    /// There is none.
+    None,
+    /// To be started here.
+    Child,
+    /// It waits for a greeting at the other end.
+    Called(Line),
+    /// This is the second process: the initiator is at the other end.
+    Answering(Line),
+}
+
+impl Second {
+    /// Looks at the arguments and at who launched this process, and reaches the other side.
+    pub(crate) fn find(args: &PerfArgs) -> Result<Self> {
+        let kind = args.link.kind;
+        if let Some(host) = &args.remote.connect {
+            if kind != Link::Roce {
+                let wrong =
+                    anyhow::anyhow!("--connect reaches another host by packets: add --link roce");
+                return Err(wrong.context(WrongArguments));
+            }
+            return Ok(Self::Called(Line::dial(host, args.timeout)?));
+        }
+        let launched = Launched::detect(args.remote.rendezvous.as_ref())?;
+        let Some(launched) = launched else {
+            return Ok(match kind {
+                Link::Loopback => Self::None,
+                Link::Shm | Link::Roce => Self::Child,
+            });
+        };
+        sense(&launched, kind).map_err(|e| e.context(WrongArguments))?;
+        let line = launched
+            .join(args.timeout)?
+            .into_line()
+            .context("there are not two ranks")?;
+        Ok(match launched.rank {
+            0 => Self::Called(line),
+            _ => Self::Answering(line),
+        })
+    }
+
+    /// The port to use when `--link` names none: at the address by which the other side is reached.
+    pub(crate) fn port(&self, args: &PerfArgs) -> Option<String> {
+        let named = args.link.port.clone();
+        match (args.link.kind, self) {
+            (Link::Roce, Self::Called(line) | Self::Answering(line)) => {
+                named.or_else(|| Some(port_at(line)))
+            }
+            (Link::Roce, _) => named.or_else(|| Some(LOCAL.to_owned())),
+            _ => None,
+        }
+    }
+
+    /// The partner that takes orders.
+    pub(crate) fn partner(
+        self,
+        args: &PerfArgs,
+        bench: &Bench,
+        pin: Option<usize>,
+    ) -> Result<Option<Partner>> {
+        Ok(match self {
+            Self::None | Self::Answering(_) => None,
+            Self::Child => Some(child(args, bench, pin)?),
+            Self::Called(line) => {
+                let greeting = greeting(bench, args.link.kind, &args.remote.job, &purpose(args))?;
+                let channel = line.call(&greeting, args.timeout)?;
+                Some(Partner::over(channel, args.timeout))
+            }
+        })
+    }
+}
+
+/// A port for two processes of one host.
+pub(crate) const LOCAL: &str = "udp://127.0.0.1";
+
+/// The port at the address by which the other side came; a Unix socket means this very host.
+pub(crate) fn port_at(line: &Line) -> String {
+    match line.local_ip() {
+        Some(IpAddr::V4(ip)) => format!("udp://{ip}"),
+        Some(IpAddr::V6(ip)) => format!("udp://[{ip}]"),
+        None => LOCAL.to_owned(),
+    }
+}
+
+fn sense(launched: &Launched, kind: Link) -> Result<()> {
+    let Launched {
+        rank,
+        world,
+        launcher,
+        ..
+    } = launched;
+    if kind == Link::Loopback {
+        bail!(
+            "rank {rank} of {world} by {launcher}: every rank would measure by itself; add --link roce or --link shm"
+        );
+    }
+    ensure!(
+        *world == 2,
+        "rank {rank} of {world} by {launcher}: perf takes two ranks, as in -n 2"
+    );
+    ensure!(
+        launched.one_host || kind != Link::Shm,
+        "--link shm needs both ranks on one host: use --link roce, or keep the ranks together"
+    );
+    Ok(())
+}
+
+fn purpose(args: &PerfArgs) -> String {
+    format!("perf {} over {}", args.test.name(), args.link.kind.name())
+}
+
+/// What this side says of itself.
+pub(crate) fn greeting(bench: &Bench, kind: Link, job: &str, purpose: &str) -> Result<Greeting> {
+    Ok(Greeting {
+        job: job.to_owned(),
+        purpose: purpose.to_owned(),
+        hca: bench.device.provider().id(),
+        offer: match kind {
+            Link::Roce => Some(bench.device.roce_offer()?),
+            Link::Loopback | Link::Shm => None,
+        },
+    })
+}
+
+/// Who is at the other end and what was negotiated, in lines to print.
+pub(crate) fn negotiated(other: &Introduction, agreed: Option<&Agreed>) -> Vec<String> {
+    let mut lines = vec![format!("peer: {other}, process {}", other.pid)];
+    if let Some(agreed) = agreed {
+        lines.push(format!("negotiated: {agreed}"));
+    }
+    lines
+}
+
+/// Starts the second process.
+fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> {
+    use doorbell::GpuSelect;
+    let gpu = match (&args.peer_gpu, args.mem) {
+        (Some(gpu), _) => *gpu,
+        (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
+            let ordinal = bench.device.gpu_info().ordinal.unwrap_or(0);
+            GpuSelect::Cuda(Some(ordinal + 1))
+        }
+        (None, _) => GpuSelect::Host,
+    };
+    let mut words: Vec<std::ffi::OsString> = ["peer", "--gpu"].map(Into::into).into();
+    words.push(gpu.to_string().into());
+    words.push("--hca-cores".into());
+    words.push(bench.cores().to_string().into());
+    words.push("--timeout".into());
+    words.push(args.timeout.as_secs_f64().to_string().into());
+    if let Some(cpu) = pin {
+        words.push("--pin".into());
+        words.push(cpu.to_string().into());
+    }
+    if args.link.kind == Link::Roce {
+        words.push("--roce".into());
+        words.push(LOCAL.into());
+    }
+    Partner::start(&words, args.timeout)
+}
+
+/// Orders that come over a connection.
+pub(crate) struct Over<'a> {
+    pub(crate) channel: Channel,
+    pub(crate) timeout: Duration,
+    /// An error when this side is to end.
+    pub(crate) stop: &'a dyn Fn() -> Result<()>,
+}
+
+impl Orders for Over<'_> {
+    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        // The initiator may measure for as long as it likes. That its host vanished is found out by the connection's probes.
+        while !self.channel.wait(SLICE) {
+            (self.stop)()?;
+        }
+        if self.channel.is_closed() {
+            return Ok(None);
+        }
+        Ok(Some(self.channel.recv(self.timeout)?))
+    }
+
+    fn answer(&mut self, answer: Vec<u8>) -> bool {
+        self.channel.send(&answer, self.timeout).is_ok()
+    }
+
+    fn interrupted(&self) -> Result<()> {
+        (self.stop)()?;
+        ensure!(!self.channel.is_closed(), "the initiator is gone");
+        Ok(())
+    }
+}
+
+/// Rank 1: does as rank 0 says, and ends as it does.
+pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<Ended> {
+    if let Some(cpu) = pin {
+        crate::pin::to(cpu)?;
+    }
+    let port = match args.link.kind {
+        Link::Roce => Some(args.link.port.clone().unwrap_or_else(|| port_at(&line))),
+        _ => None,
+    };
+    let config = crate::config::of(&args.device, port.as_deref());
+    let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
+    let greeting = greeting(&bench, args.link.kind, &args.remote.job, &purpose(args))?;
+    let channel = line.answer(&greeting, args.timeout)?;
+    let mut orders = Over {
+        channel,
+        timeout: args.timeout,
+        stop: &|| Ok(()),
+    };
+    match session(&bench, args.timeout, &mut orders)? {
+        // What was wrong is rank 0's to say; that something was is in both statuses.
+        Parting::Goodbye { well: true } => Ok(Ended::Well),
+        Parting::Goodbye { well: false } => Ok(Ended::CheckFailedThere),
+        Parting::Lost => bail!("rank 0 died: look at its output"),
+    }
+}
