@@ -15,6 +15,7 @@ const LAYERS: &[&str] = &[
     "doorbell-device",
     "doorbell-kernels",
     "doorbell-gpu",
+    "doorbell-roce",
     "doorbell-hca",
     "doorbell",
     "doorbell-c",

@@ -1,0 +1,45 @@
+//! How many packets may be unacknowledged: additive increase, multiplicative decrease, below the window that was configured.
+
+/// Marks within this time are one event (annex A17.9.3 leaves the pace to the implementation; NICs use 50 µs).
+pub(crate) const CNP_INTERVAL_NS: u64 = 50_000;
+
+/// The window's floor: with fewer, a lost packet is only found by time-out.
+const FLOOR: u32 = 4;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    limit: u32,
+    now: u32,
+    /// Packets acknowledged since the last increase.
+    acknowledged: u32,
+}
+
+impl Window {
+    pub(crate) fn new(limit: u32) -> Self {
+        Self {
+            limit,
+            now: limit,
+            acknowledged: 0,
+        }
+    }
+
+    pub(crate) fn packets(&self) -> u32 {
+        self.now
+    }
+
+    pub(crate) fn acknowledged(&mut self, packets: u32) {
+        if self.now == self.limit {
+            return;
+        }
+        self.acknowledged += packets;
+        if self.acknowledged >= self.now {
+            self.acknowledged = 0;
+            self.now = (self.now + 1 + self.now / 8).min(self.limit);
+        }
+    }
+
+    pub(crate) fn congested(&mut self) {
+        self.now = (self.now / 2).max(FLOOR.min(self.limit));
+        self.acknowledged = 0;
+    }
+}

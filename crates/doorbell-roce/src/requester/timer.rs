@@ -1,0 +1,135 @@
+//! When to send again: intervals that double, and whose sum is the time that the connection was given.
+
+use crate::Config;
+
+/// The first interval where there is no total ("timeout 0"), ns, and the longest.
+const ENDLESS: (u64, u64) = (4_000_000, 1_000_000_000);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Timer {
+    /// First interval.
+    unit: u64,
+    /// All intervals together; `None`: no end.
+    total: Option<u64>,
+    tries: u32,
+    /// Since when nothing has come.
+    started: u64,
+    deadline: Option<u64>,
+}
+
+/// What a timer that ran out means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expired {
+    Retry,
+    Exhausted,
+}
+
+impl Timer {
+    pub(crate) fn new(config: &Config) -> Self {
+        let total = config.patience_ns();
+        // 1 + 2 + 4 + … of retry_cnt + 1 intervals.
+        let units = (2_u64 << config.retry_cnt) - 1;
+        Self {
+            unit: total.map_or(ENDLESS.0, |t| (t / units).max(1)),
+            total,
+            tries: 0,
+            started: 0,
+            deadline: None,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.deadline
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.deadline = None;
+        self.tries = 0;
+    }
+
+    /// A packet goes out: from now on an answer is expected, unless one already is.
+    pub(crate) fn sent(&mut self, now: u64) {
+        if self.deadline.is_none() {
+            self.restart(now);
+        }
+    }
+
+    /// An answer came, and more are expected.
+    pub(crate) fn restart(&mut self, now: u64) {
+        self.tries = 0;
+        self.started = now;
+        self.deadline = Some(now.saturating_add(self.unit));
+    }
+
+    /// Has the time run out?
+    pub(crate) fn expire(&mut self, now: u64) -> Option<Expired> {
+        if now < self.deadline? {
+            return None;
+        }
+        let end = self.total.map(|total| self.started.saturating_add(total));
+        // Who slept through all of it tries once more: the peer has had no chance.
+        if end.is_some_and(|end| now >= end) && self.tries > 0 {
+            self.deadline = None;
+            return Some(Expired::Exhausted);
+        }
+        self.tries += 1;
+        let interval = match self.total {
+            Some(_) => self.unit << self.tries.min(32),
+            None => (self.unit << self.tries.min(16)).min(ENDLESS.1),
+        };
+        let next = now.saturating_add(interval);
+        self.deadline = Some(match end {
+            Some(end) if end > now => next.min(end),
+            _ => next,
+        });
+        Some(Expired::Retry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The sum of the intervals is 4.096 µs · 2^timeout · (retry count + 1), to the nanosecond and whatever the retry count.
+    #[test]
+    fn tries_fill_the_configured_time_exactly() {
+        for retry_cnt in 0..8 {
+            let config = Config {
+                timeout: 14,
+                retry_cnt,
+                ..Config::default()
+            };
+            let mut timer = Timer::new(&config);
+            timer.sent(1_000);
+            let mut tries = 0;
+            let end = loop {
+                let now = timer.deadline().expect("armed");
+                match timer.expire(now).expect("due") {
+                    Expired::Retry => tries += 1,
+                    Expired::Exhausted => break now,
+                }
+            };
+            assert_eq!(end - 1_000, (4096 << 14) * (u64::from(retry_cnt) + 1));
+            assert!(
+                tries >= u32::from(retry_cnt).max(1),
+                "{tries} of {retry_cnt}"
+            );
+            assert!(tries <= u32::from(retry_cnt) + 1);
+        }
+    }
+
+    #[test]
+    fn timeout_zero_never_gives_up() {
+        let config = Config {
+            timeout: 0,
+            ..Config::default()
+        };
+        let mut timer = Timer::new(&config);
+        timer.sent(0);
+        for _ in 0..10_000 {
+            let now = timer.deadline().expect("armed");
+            assert_eq!(timer.expire(now), Some(Expired::Retry));
+            assert!(timer.deadline().expect("armed") - now <= ENDLESS.1);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What the responder owes: acknowledgements and answers, in the order of the requests.
+
+use std::collections::VecDeque;
+
+use doorbell_wire::roce::{Aeth, AethKind, Bth, Ext, Header, Opcode, Place, Psn};
+
+use crate::Config;
+use crate::counters::Counters;
+use crate::memory::{Memory, Refusal};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reply {
+    Acknowledge {
+        psn: Psn,
+        msn: u32,
+        kind: AethKind,
+    },
+    Read {
+        first: Psn,
+        packets: u32,
+        sent: u32,
+        rkey: u32,
+        va: u64,
+        len: u32,
+        msn: u32,
+    },
+    Atomic {
+        psn: Psn,
+        id: u64,
+        msn: u32,
+    },
+}
+
+impl Reply {
+    fn is_answer(&self) -> bool {
+        !matches!(self, Self::Acknowledge { .. })
+    }
+
+    fn is_ack(&self) -> bool {
+        matches!(
+            self,
+            Self::Acknowledge {
+                kind: AethKind::Ack { .. },
+                ..
+            }
+        )
+    }
+
+    /// The PSNs that it answers: first, and one after the last.
+    fn range(&self) -> (Psn, Psn) {
+        match *self {
+            Self::Acknowledge { psn, .. } | Self::Atomic { psn, .. } => (psn, psn.add(1)),
+            Self::Read { first, packets, .. } => (first, first.add(packets)),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Replies {
+    mtu: u32,
+    dest_qpn: u32,
+    /// Each waits for its ticket: what it says has to be visible first.
+    queue: VecDeque<(u64, Reply)>,
+    answers: usize,
+    /// Replies to duplicates beyond this are dropped: the peer asks again.
+    limit: usize,
+}
+
+impl Replies {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            mtu: config.path_mtu.bytes(),
+            dest_qpn: config.dest_qpn,
+            queue: VecDeque::new(),
+            answers: 0,
+            limit: usize::from(config.max_dest_rd_atomic) * 2 + 64,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// READs and atomics not yet answered.
+    pub(super) fn answers(&self) -> usize {
+        self.answers
+    }
+
+    pub(super) fn push(&mut self, ticket: u64, reply: Reply) {
+        self.answers += usize::from(reply.is_answer());
+        self.queue.push_back((ticket, reply));
+    }
+
+    /// An acknowledgement; it takes the place of one just before it that waits for the same.
+    pub(super) fn acknowledge(&mut self, ticket: u64, psn: Psn, msn: u32, kind: AethKind) {
+        let reply = Reply::Acknowledge { psn, msn, kind };
+        if let Some((waits, last)) = self.queue.back_mut()
+            && *waits == ticket
+            && last.is_ack()
+            && reply.is_ack()
+        {
+            *last = reply;
+            return;
+        }
+        if self.queue.len() < self.limit + (1 << 16) {
+            self.queue.push_back((ticket, reply));
+        }
+    }
+
+    /// An answer to a duplicate; it replaces what is still to be sent of the first one.
+    pub(super) fn replay(&mut self, ticket: u64, reply: Reply) {
+        let (begin, end) = reply.range();
+        let mut removed = 0;
+        self.queue.retain(|(_, queued)| {
+            let (first, last) = queued.range();
+            let overlaps = queued.is_answer() && first.since(end) < 0 && begin.since(last) < 0;
+            removed += usize::from(overlaps);
+            !overlaps
+        });
+        self.answers -= removed;
+        if self.queue.len() < self.limit {
+            self.push(ticket, reply);
+        }
+    }
+
+    /// Writes the next packet. An error names the request that has to be refused; nothing was written then.
+    pub(super) fn transmit(
+        &mut self,
+        memory: &mut impl Memory,
+        results: &mut VecDeque<(u64, Option<u64>)>,
+        counters: &mut Counters,
+        out: &mut [u8],
+    ) -> Result<Option<usize>, (Refusal, Psn)> {
+        let Some(&(ticket, _)) = self.queue.front() else {
+            return Ok(None);
+        };
+        let settled = if ticket > 0 { memory.settled() } else { 0 };
+        if ticket > settled {
+            return Ok(None);
+        }
+        // One ACK for all that have settled.
+        while let [(_, first), (next, second), ..] = self.queue.make_contiguous()
+            && first.is_ack()
+            && second.is_ack()
+            && *next <= settled
+        {
+            self.queue.pop_front();
+        }
+        let Some(&(_, reply)) = self.queue.front() else {
+            return Ok(None);
+        };
+        let len = match reply {
+            Reply::Acknowledge { psn, msn, kind } => {
+                let ext = Ext::Aeth(Aeth { kind, msn });
+                self.emit(Opcode::ACK, psn, ext, out)
+            }
+            Reply::Atomic { psn, id, msn } => {
+                let Some(slot) = results.iter_mut().find(|(known, _)| *known == id) else {
+                    // Forgotten: newer atomics took its place, so nobody can still be asking.
+                    self.done();
+                    return Ok(None);
+                };
+                if slot.1.is_none() {
+                    match memory.atomic_result(id) {
+                        Ok(value) => slot.1 = value,
+                        Err(refusal) => {
+                            self.done();
+                            return Err((refusal, psn));
+                        }
+                    }
+                }
+                let Some(value) = slot.1 else {
+                    return Ok(None);
+                };
+                let aeth = Aeth {
+                    kind: super::ack(),
+                    msn,
+                };
+                self.emit(Opcode::ATOMIC_ACK, psn, Ext::AtomicAck(aeth, value), out)
+            }
+            Reply::Read { .. } => return self.transmit_read(reply, memory, counters, out),
+        };
+        if len == 0 {
+            return Ok(None);
+        }
+        counters.tx_packets += 1;
+        self.done();
+        Ok(Some(len))
+    }
+
+    fn transmit_read(
+        &mut self,
+        reply: Reply,
+        memory: &mut impl Memory,
+        counters: &mut Counters,
+        out: &mut [u8],
+    ) -> Result<Option<usize>, (Refusal, Psn)> {
+        let Reply::Read {
+            first,
+            packets,
+            sent,
+            rkey,
+            va,
+            len,
+            msn,
+        } = reply
+        else {
+            return Ok(None);
+        };
+        let psn = first.add(sent);
+        let offset = sent * self.mtu;
+        let last = sent + 1 == packets;
+        let size = if last { len - offset } else { self.mtu };
+        let place = match (sent == 0, last) {
+            (true, true) => Place::Only,
+            (true, false) => Place::First,
+            (false, true) => Place::Last,
+            (false, false) => Place::Middle,
+        };
+        let ext = match place {
+            Place::Middle => Ext::None,
+            _ => Ext::Aeth(Aeth {
+                kind: super::ack(),
+                msn,
+            }),
+        };
+        let mut bth = Bth::new(Opcode::read_response(place), self.dest_qpn, psn);
+        bth.pad = (size.wrapping_neg() & 3) as u8;
+        let header = Header { bth, ext };
+        let start = header.len();
+        let body = start + size as usize;
+        let total = body + usize::from(bth.pad);
+        if out.len() < total {
+            return Ok(None);
+        }
+        if size > 0 {
+            let from = va.wrapping_add(u64::from(offset));
+            match memory.read(rkey, from, &mut out[start..body]) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(refusal) => {
+                    self.done();
+                    return Err((refusal, psn));
+                }
+            }
+        }
+        header.emit(out);
+        out[body..total].fill(0);
+        counters.tx_packets += 1;
+        counters.tx_bytes += u64::from(size);
+        if last {
+            self.done();
+        } else if let Some((_, Reply::Read { sent, .. })) = self.queue.front_mut() {
+            *sent += 1;
+        }
+        Ok(Some(total))
+    }
+
+    fn emit(&self, opcode: Opcode, psn: Psn, ext: Ext, out: &mut [u8]) -> usize {
+        let bth = Bth::new(opcode, self.dest_qpn, psn);
+        Header { bth, ext }.emit(out)
+    }
+
+    fn done(&mut self) {
+        if let Some((_, reply)) = self.queue.pop_front() {
+            self.answers -= usize::from(reply.is_answer());
+        }
+    }
+}
