@@ -99,6 +99,8 @@ impl Requester {
                     self.missing_answer(counters);
                 }
             }
+            // A READ before it that was not answered comes first: asked again, the peer answers it and repeats the NAK.
+            AethKind::Nak(_) if !self.advance(psn) => self.missing_answer(counters),
             AethKind::Nak(code) => {
                 let failure = match code {
                     NakCode::RemoteAccess => {
@@ -112,9 +114,7 @@ impl Requester {
                     }
                     _ => Failure::BadResponse,
                 };
-                // A READ before it that was never answered fails first: nothing after it can be told as done.
-                let at = if self.advance(psn) { psn } else { self.una };
-                self.fail(at, failure);
+                self.fail(psn, failure);
             }
             AethKind::Reserved(_) => {
                 counters.req_bad_responses += 1;

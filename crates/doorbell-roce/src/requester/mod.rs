@@ -261,7 +261,7 @@ impl Requester {
             return None;
         }
         if posted.message.op.is_read_like() {
-            return self.transmit_read(now, &posted, index, room, counters, out);
+            return self.transmit_read(now, &posted, index, counters, out);
         }
 
         let offset = index * self.mtu;
@@ -333,7 +333,6 @@ impl Requester {
         now: u64,
         posted: &Posted,
         index: u32,
-        room: u32,
         counters: &mut Counters,
         out: &mut [u8],
     ) -> Option<usize> {
@@ -342,7 +341,9 @@ impl Requester {
         }
         let (opcode, ext, packets) = match posted.message.op {
             Op::Read { va, rkey } => {
-                let packets = (posted.packets - index).min(self.read_piece).min(room);
+                // Pieces end at fixed places, so that what is asked for again is always part of one that the responder remembers.
+                let packets =
+                    (self.read_piece - index % self.read_piece).min(posted.packets - index);
                 let offset = index * self.mtu;
                 let reth = Reth {
                     va: va.wrapping_add(u64::from(offset)),

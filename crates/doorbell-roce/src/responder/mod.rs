@@ -76,7 +76,8 @@ pub(crate) struct Responder {
     received: VecDeque<(u64, Received)>,
     /// The newest ticket of anything written here.
     ticket: u64,
-    stopped: bool,
+    /// A request was refused, with this. Nothing new is carried out, but what was is still answered, and so is whoever missed the NAK.
+    stopped: Option<NakCode>,
 }
 
 impl Responder {
@@ -95,12 +96,12 @@ impl Responder {
             replies: Replies::new(config),
             received: VecDeque::new(),
             ticket: 0,
-            stopped: false,
+            stopped: None,
         }
     }
 
     pub(crate) fn has_stopped(&self) -> bool {
-        self.stopped
+        self.stopped.is_some()
     }
 
     /// Nothing to send, and nothing waits to settle.
@@ -115,11 +116,16 @@ impl Responder {
         memory: &mut impl Memory,
         counters: &mut Counters,
     ) {
-        if self.stopped {
+        let ahead = packet.bth.psn.since(self.expected);
+        if let Some(code) = self.stopped
+            && ahead >= 0
+        {
             counters.unexpected_packets += 1;
+            if ahead == 0 {
+                self.acknowledge(AethKind::Nak(code), self.expected);
+            }
             return;
         }
-        let ahead = packet.bth.psn.since(self.expected);
         if ahead > 0 {
             counters.out_of_sequence += 1;
             if !self.told {
@@ -162,7 +168,7 @@ impl Responder {
             }
         };
         self.acknowledge(AethKind::Nak(code), psn);
-        self.stopped = true;
+        self.stopped = Some(code);
     }
 
     fn acknowledge(&mut self, kind: AethKind, psn: Psn) {
@@ -482,8 +488,10 @@ impl Responder {
         {
             Ok(len) => len,
             Err((refusal, psn)) => {
-                if !self.stopped {
+                if self.stopped.is_none() {
                     self.refuse(refusal, psn, counters);
+                    // The NAK is for this request, so this is where the order stands.
+                    self.expected = psn;
                 }
                 None
             }

@@ -61,7 +61,9 @@ pub(super) struct Replies {
     dest_qpn: u32,
     /// Each waits for its ticket: what it says has to be visible first.
     queue: VecDeque<(u64, Reply)>,
-    answers: usize,
+    /// PSNs of the answers in the queue that were asked for the first time: duplicates do not count against the peer's limit, since a
+    /// network may double a request at any time.
+    open: VecDeque<Psn>,
     /// Replies to duplicates beyond this are dropped: the peer asks again.
     limit: usize,
 }
@@ -72,7 +74,7 @@ impl Replies {
             mtu: config.path_mtu.bytes(),
             dest_qpn: config.dest_qpn,
             queue: VecDeque::new(),
-            answers: 0,
+            open: VecDeque::new(),
             limit: usize::from(config.max_dest_rd_atomic) * 2 + 64,
         }
     }
@@ -83,11 +85,13 @@ impl Replies {
 
     /// READs and atomics not yet answered.
     pub(super) fn answers(&self) -> usize {
-        self.answers
+        self.open.len()
     }
 
     pub(super) fn push(&mut self, ticket: u64, reply: Reply) {
-        self.answers += usize::from(reply.is_answer());
+        if reply.is_answer() {
+            self.open.push_back(reply.range().0);
+        }
         self.queue.push_back((ticket, reply));
     }
 
@@ -110,16 +114,13 @@ impl Replies {
     /// An answer to a duplicate; it replaces what is still to be sent of the first one.
     pub(super) fn replay(&mut self, ticket: u64, reply: Reply) {
         let (begin, end) = reply.range();
-        let mut removed = 0;
         self.queue.retain(|(_, queued)| {
             let (first, last) = queued.range();
-            let overlaps = queued.is_answer() && first.since(end) < 0 && begin.since(last) < 0;
-            removed += usize::from(overlaps);
-            !overlaps
+            !(queued.is_answer() && first.since(end) < 0 && begin.since(last) < 0)
         });
-        self.answers -= removed;
+        // What was open before stays so until this, or a later, answer has been sent whole.
         if self.queue.len() < self.limit {
-            self.push(ticket, reply);
+            self.queue.push_back((ticket, reply));
         }
     }
 
@@ -261,9 +262,15 @@ impl Replies {
         Header { bth, ext }.emit(out)
     }
 
+    /// The first reply of the queue is done with, and so is every answer up to its end: the peer reads them in order.
     fn done(&mut self) {
-        if let Some((_, reply)) = self.queue.pop_front() {
-            self.answers -= usize::from(reply.is_answer());
+        if let Some((_, reply)) = self.queue.pop_front()
+            && reply.is_answer()
+        {
+            let end = reply.range().1;
+            while self.open.front().is_some_and(|psn| psn.since(end) < 0) {
+                self.open.pop_front();
+            }
         }
     }
 }
