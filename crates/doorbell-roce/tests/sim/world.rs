@@ -40,11 +40,13 @@ struct End {
     patience: Option<u64>,
 }
 
+/// A packet under way: when it arrives, the order among equals, at which end, the bytes with their CRC, and whether a switch marked it.
+type InFlight = (u64, u64, usize, Vec<u8>, bool);
+
 struct World {
     now: u64,
     ends: Vec<End>,
-    /// (when, order, end, packet with CRC, marked)
-    wire: BinaryHeap<Reverse<(u64, u64, usize, Vec<u8>, bool)>>,
+    wire: BinaryHeap<Reverse<InFlight>>,
     order: u64,
     network: Network,
     random: Random,
