@@ -16,6 +16,7 @@ const LAYERS: &[&str] = &[
     "doorbell-kernels",
     "doorbell-gpu",
     "doorbell-roce",
+    "doorbell-port",
     "doorbell-hca",
     "doorbell",
     "doorbell-c",

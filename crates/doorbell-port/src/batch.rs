@@ -1,0 +1,441 @@
+//! Batches of packets, which own their buffers.
+
+use std::net::{IpAddr, SocketAddr};
+
+use doorbell_wire::roce::ICRC_LEN;
+
+use crate::icrc::FlowCrc;
+use crate::path::Path;
+
+/// Bytes of a send batch. More than a train of the longest packets, small enough for a second-level cache.
+const SEND_BYTES: usize = 256 << 10;
+/// Packets of a send batch.
+const SEND_PACKETS: usize = 512;
+/// Bytes of a train with all its headers: below the 65,535 of an IP packet.
+const TRAIN_BYTES: usize = 65_000;
+
+/// Packets on their way out.
+///
+/// ```no_run
+/// # fn f(port: &mut dyn doorbell_port::Port, batch: &mut doorbell_port::SendBatch, path: &doorbell_port::Path, packet: &[u8]) -> doorbell_port::Result<()> {
+/// if let Some(space) = batch.space(path) {
+///     space[..packet.len()].copy_from_slice(packet);
+///     batch.commit(path, packet.len());
+/// }
+/// port.send(batch)?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct SendBatch {
+    buffer: Box<[u8]>,
+    used: usize,
+    packets: Vec<Slot>,
+    trains: Vec<Train>,
+    /// Trains that were sent.
+    sent: usize,
+    flow: Option<(u32, FlowCrc)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    at: u32,
+    /// With ICRC.
+    len: u16,
+    id: u16,
+}
+
+/// Packets of one size and path, behind each other in the buffer; the last may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Train {
+    pub(crate) path: Path,
+    /// Bytes of each packet but the last, with ICRC.
+    pub(crate) segment: u16,
+    pub(crate) count: u16,
+    first: u32,
+    at: u32,
+    bytes: u32,
+    closed: bool,
+}
+
+impl Train {
+    /// Bytes that two copies of its packets need, the space for the last included.
+    pub(crate) fn bytes_twice(&self) -> usize {
+        2 * self.bytes as usize + self.path.mtu() + ICRC_LEN
+    }
+}
+
+/// A packet of a [`SendBatch`], complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// Where it goes.
+    pub path: &'a Path,
+    /// IPv4 identification that its ICRC was computed for.
+    pub id: u16,
+    /// Base header to padding.
+    pub bytes: &'a [u8],
+    /// The ICRC as sent.
+    pub icrc: [u8; 4],
+}
+
+impl Default for SendBatch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SendBatch {
+    /// An empty batch (256 KiB, 512 packets).
+    pub fn new() -> Self {
+        Self {
+            buffer: vec![0; SEND_BYTES].into_boxed_slice(),
+            used: 0,
+            packets: Vec::with_capacity(SEND_PACKETS),
+            trains: Vec::with_capacity(SEND_PACKETS),
+            sent: 0,
+            flow: None,
+        }
+    }
+
+    /// Room for one packet (base header to padding) to `path`, as long as the path takes. `None`: full, send first.
+    #[inline]
+    pub fn space(&mut self, path: &Path) -> Option<&mut [u8]> {
+        let want = path.mtu() + ICRC_LEN;
+        if self.packets.len() == SEND_PACKETS {
+            return None;
+        }
+        self.buffer
+            .get_mut(self.used..self.used + want)
+            .map(|space| &mut space[..want - ICRC_LEN])
+    }
+
+    /// Takes the packet of `len` bytes that was written to [`SendBatch::space`], and computes its ICRC.
+    ///
+    /// # Panics
+    /// If `len` is more than the space was.
+    #[inline]
+    pub fn commit(&mut self, path: &Path, len: usize) {
+        self.commit_xor(path, len, 0);
+    }
+
+    /// As [`SendBatch::commit`], with an ICRC that is wrong by `damage`.
+    #[inline]
+    pub fn commit_xor(&mut self, path: &Path, len: usize, damage: u32) {
+        assert!(
+            len <= path.mtu() && self.packets.len() < SEND_PACKETS,
+            "a packet of {len} bytes was committed that had no space"
+        );
+        let whole = len + ICRC_LEN;
+        let at = self.used;
+        let id = match self.trains.last_mut() {
+            Some(train)
+                if !train.closed
+                    && train.path.key == path.key
+                    && whole <= usize::from(train.segment)
+                    && train.count < path.train
+                    && train.bytes as usize + whole <= TRAIN_BYTES =>
+            {
+                train.count += 1;
+                train.bytes += whole as u32;
+                // Only the last may be shorter.
+                train.closed = whole < usize::from(train.segment);
+                train.count - 1
+            }
+            _ => {
+                self.trains.push(Train {
+                    path: *path,
+                    segment: whole as u16,
+                    count: 1,
+                    first: self.packets.len() as u32,
+                    at: at as u32,
+                    bytes: whole as u32,
+                    closed: false,
+                });
+                0
+            }
+        };
+        if self.flow.as_ref().is_none_or(|(key, _)| *key != path.key) {
+            self.flow = Some((path.key, FlowCrc::new(path.local, path.peer)));
+        }
+        let (packet, rest) = self.buffer[at..].split_at_mut(len);
+        if let Some((_, flow)) = &mut self.flow {
+            let crc = flow.compute(id, packet) ^ damage;
+            rest[..ICRC_LEN].copy_from_slice(&crc.to_le_bytes());
+        }
+        self.packets.push(Slot {
+            at: at as u32,
+            len: whole as u16,
+            id,
+        });
+        self.used = at + whole;
+    }
+
+    /// Copies a packet in. `false`: full, send first.
+    pub fn push(&mut self, path: &Path, packet: &[u8]) -> bool {
+        let Some(space) = self.space(path) else {
+            return false;
+        };
+        space[..packet.len()].copy_from_slice(packet);
+        self.commit(path, packet.len());
+        true
+    }
+
+    /// Packets that wait to be sent.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self.trains.get(self.sent) {
+            Some(train) => self.packets.len() - train.first as usize,
+            None => 0,
+        }
+    }
+
+    /// Nothing waits to be sent.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sent == self.trains.len()
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.used = 0;
+        self.packets.clear();
+        self.trains.clear();
+        self.sent = 0;
+    }
+
+    /// The packets that wait to be sent.
+    pub fn iter(&self) -> impl Iterator<Item = Outgoing<'_>> {
+        self.trains[self.sent..]
+            .iter()
+            .flat_map(|t| self.packets_of(t))
+    }
+
+    pub(crate) fn packets_of<'a>(&'a self, train: &'a Train) -> impl Iterator<Item = Outgoing<'a>> {
+        let first = train.first as usize;
+        self.packets[first..first + usize::from(train.count)]
+            .iter()
+            .map(move |slot| {
+                let whole = &self.buffer[slot.at as usize..][..usize::from(slot.len)];
+                let (bytes, icrc) = whole.split_at(whole.len() - ICRC_LEN);
+                let mut crc = [0; 4];
+                crc.copy_from_slice(icrc);
+                Outgoing {
+                    path: &train.path,
+                    id: slot.id,
+                    bytes,
+                    icrc: crc,
+                }
+            })
+    }
+
+    /// Is there room for `packets` packets of together `bytes`?
+    pub(crate) fn has_room(&self, bytes: usize, packets: usize) -> bool {
+        self.used + bytes <= SEND_BYTES && self.packets.len() + packets <= SEND_PACKETS
+    }
+
+    /// The trains that wait to be sent.
+    pub(crate) fn waiting(&self) -> &[Train] {
+        &self.trains[self.sent..]
+    }
+
+    /// All bytes of a train.
+    pub(crate) fn bytes_of(&self, train: &Train) -> &[u8] {
+        &self.buffer[train.at as usize..][..train.bytes as usize]
+    }
+
+    /// The first `trains` trains are dealt with.
+    pub(crate) fn consume(&mut self, trains: usize) {
+        self.sent += trains;
+        if self.is_empty() {
+            self.clear();
+        }
+    }
+
+    /// Takes the first waiting train apart: its packets become packets without company, with ICRCs for identification 0.
+    pub(crate) fn take_apart(&mut self) {
+        let Some(train) = self.trains.get(self.sent).copied() else {
+            return;
+        };
+        let mut flow = FlowCrc::new(train.path.local, train.path.peer);
+        let mut path = train.path;
+        path.train = 1;
+        let mut single = Vec::with_capacity(usize::from(train.count));
+        for n in 0..u32::from(train.count) {
+            let slot = &mut self.packets[(train.first + n) as usize];
+            let whole = &mut self.buffer[slot.at as usize..][..usize::from(slot.len)];
+            let (bytes, icrc) = whole.split_at_mut(usize::from(slot.len) - ICRC_LEN);
+            // What was damaged on purpose stays damaged: the difference goes along.
+            let was = flow.compute(slot.id, bytes);
+            let mut stored = [0; 4];
+            stored.copy_from_slice(icrc);
+            let damage = was ^ u32::from_le_bytes(stored);
+            let now = flow.compute(0, bytes) ^ damage;
+            icrc.copy_from_slice(&now.to_le_bytes());
+            slot.id = 0;
+            single.push(Train {
+                path,
+                segment: slot.len,
+                count: 1,
+                first: train.first + n,
+                at: slot.at,
+                bytes: u32::from(slot.len),
+                closed: true,
+            });
+        }
+        self.trains.splice(self.sent..=self.sent, single);
+    }
+}
+
+/// How sure it is that a packet is undamaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// The ICRC fits, with every covered field known.
+    Exact,
+    /// The ICRC fits one IPv4 identification, which the port could not see: 16 bits of the check are used up by that.
+    Explained,
+}
+
+/// Packets that arrived.
+#[derive(Debug)]
+pub struct RecvBatch {
+    pub(crate) arena: Box<[u8]>,
+    pub(crate) slot: usize,
+    pub(crate) slots: usize,
+    /// Packets that were copied in by a wrapper.
+    copied: Vec<u8>,
+    items: Vec<Item>,
+    origins: Vec<Origin>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    at: u32,
+    len: u16,
+    id: u16,
+    origin: u16,
+    check: Check,
+    copied: bool,
+}
+
+/// Where packets came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    pub(crate) src: SocketAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) tos: u8,
+}
+
+/// A packet that arrived undamaged.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Who sent it.
+    pub src: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub dst: IpAddr,
+    /// Type of service or traffic class; the lower two bits are ECN.
+    pub tos: u8,
+    /// IPv4 identification, seen or found; 0 for IPv6.
+    pub id: u16,
+    /// How sure it is that it is undamaged.
+    pub check: Check,
+    /// Base header to padding.
+    pub bytes: &'a [u8],
+}
+
+impl RecvBatch {
+    /// `slots` buffers of `slot` bytes. Use [`Port::recv_batch`](crate::Port::recv_batch).
+    pub fn new(slot: usize, slots: usize) -> Self {
+        Self {
+            arena: vec![0; slot * slots].into_boxed_slice(),
+            slot,
+            slots,
+            copied: Vec::new(),
+            items: Vec::with_capacity(1024),
+            origins: Vec::with_capacity(slots),
+        }
+    }
+
+    /// Packets in it.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Nothing in it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// The packets.
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = Received<'_>> {
+        self.items.iter().map(|item| {
+            let origin = &self.origins[usize::from(item.origin)];
+            let from = if item.copied {
+                &self.copied[..]
+            } else {
+                &self.arena[..]
+            };
+            Received {
+                src: origin.src,
+                dst: origin.dst,
+                tos: origin.tos,
+                id: item.id,
+                check: item.check,
+                bytes: &from[item.at as usize..][..usize::from(item.len)],
+            }
+        })
+    }
+
+    /// Forgets the packets.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.items.clear();
+        self.origins.clear();
+        self.copied.clear();
+    }
+
+    /// The packets that follow came from here.
+    #[inline]
+    pub(crate) fn origin(&mut self, origin: Origin) {
+        if self.origins.last() != Some(&origin) {
+            self.origins.push(origin);
+        }
+    }
+
+    /// A packet of `len` bytes that lies at `at` of the arena.
+    #[inline]
+    pub(crate) fn add(&mut self, at: usize, len: usize, id: u16, check: Check) {
+        self.items.push(Item {
+            at: at as u32,
+            len: len as u16,
+            id,
+            origin: (self.origins.len() - 1) as u16,
+            check,
+            copied: false,
+        });
+    }
+
+    /// Copies a packet in. `false`: too many origins.
+    pub(crate) fn copy_in(&mut self, packet: &Received<'_>) -> bool {
+        if self.origins.len() >= usize::from(u16::MAX) {
+            return false;
+        }
+        self.origin(Origin {
+            src: packet.src,
+            dst: packet.dst,
+            tos: packet.tos,
+        });
+        let at = self.copied.len();
+        self.copied.extend_from_slice(packet.bytes);
+        self.items.push(Item {
+            at: at as u32,
+            len: packet.bytes.len() as u16,
+            id: packet.id,
+            origin: (self.origins.len() - 1) as u16,
+            check: packet.check,
+            copied: true,
+        });
+        true
+    }
+}

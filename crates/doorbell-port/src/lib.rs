@@ -1,0 +1,134 @@
+//! Packet ports: how RoCEv2 packets get in and out of a host.
+//!
+//! A [`Port`] sends and receives *transport packets* (InfiniBand base header to padding) in batches. It owns everything below: addresses, the
+//! UDP and IP headers, and the invariant CRC, which it appends on sending and checks on receiving. What is above (queue pairs, acknowledgements,
+//! retransmission) is not known here; a port may lose, repeat and reorder, as a network does.
+//!
+//! * [`PortConfig`] says which port: parse one from a string such as `udp://192.0.2.1` and [`open`](PortConfig::open) it.
+//! * [`Path`] is one peer as the port reaches it, made once per queue pair with [`Port::path`].
+//! * [`SendBatch`] and [`RecvBatch`] own their buffers: nothing is allocated per packet.
+//! * [`Faulty`], [`Pcapng`] and [`Tracer`] wrap any port.
+//!
+//! Neighbouring packets of one path and one size become a *train*: one call and one trip through the kernel (UDP segmentation offload), where
+//! both ends agreed on it.
+
+mod batch;
+mod config;
+mod counters;
+mod describe;
+mod error;
+mod icrc;
+mod path;
+mod sys;
+mod udp;
+mod wrap;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+pub use batch::{Check, Outgoing, Received, RecvBatch, SendBatch};
+pub use config::{PortConfig, PortKind};
+pub use counters::PortCounters;
+pub use describe::Description;
+pub use error::{PortError, Result};
+pub use icrc::DEFAULT_PORT;
+pub use path::{Path, PathRequest, path_mtu};
+pub use udp::{UdpOptions, UdpPort};
+pub use wrap::{FaultSpec, Faulty, Pcapng, Tracer};
+
+/// A way in and out for RoCEv2 packets. Used by one thread at a time. No call blocks, except [`Port::path`], which has a deadline.
+pub trait Port: Send + fmt::Debug {
+    /// Where peers send to. The address is unspecified if the port listens on all; then [`Path::local`] has the one that a peer sees.
+    fn local_addr(&self) -> SocketAddr;
+
+    /// Bytes of the longest transport packet (base header to padding) that the port's own network takes. A path's may be smaller.
+    fn mtu(&self) -> usize;
+
+    /// How `request.peer` is reached: source address, largest packet, hardware address.
+    ///
+    /// # Errors
+    /// No route, another address family, or no answer to address resolution by the deadline.
+    fn path(&mut self, request: &PathRequest) -> Result<Path>;
+
+    /// Sends what is in the batch and returns how many packets it took. What the kernel has no room for stays in the batch for the next call. A
+    /// packet that cannot be sent (no route any more, too long) is dropped and counted, as a network would.
+    ///
+    /// # Errors
+    /// Only what makes every further call fail: the port is gone.
+    fn send(&mut self, batch: &mut SendBatch) -> Result<usize>;
+
+    /// Replaces the contents of the batch by what has arrived, and returns how many packets that is. 0: nothing there. Packets
+    /// with a wrong ICRC are counted and never seen here.
+    ///
+    /// # Errors
+    /// Only what makes every further call fail: the port is gone.
+    fn recv(&mut self, batch: &mut RecvBatch) -> Result<usize>;
+
+    /// A batch with buffers as this port needs them.
+    fn recv_batch(&self) -> RecvBatch;
+
+    /// Readable when [`Port::recv`] has something. For sleeping on.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// When the port wants to be called again although nothing arrives (it holds delayed packets).
+    fn next_due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Does this end receive trains? Peers exchange the answer; a path sends trains only to who accepts them.
+    fn accepts_trains(&self) -> bool {
+        false
+    }
+
+    /// `(mask, value)`: queue pair numbers on this port must satisfy `qpn & mask == value`, because several processes share the UDP port.
+    fn qpn_class(&self) -> Option<(u32, u32)> {
+        None
+    }
+
+    /// What happened so far.
+    fn counters(&self) -> PortCounters;
+
+    /// What was chosen, why, and what is guaranteed.
+    fn describe(&self) -> Description;
+}
+
+impl<P: Port + ?Sized> Port for Box<P> {
+    fn local_addr(&self) -> SocketAddr {
+        (**self).local_addr()
+    }
+    fn mtu(&self) -> usize {
+        (**self).mtu()
+    }
+    fn path(&mut self, request: &PathRequest) -> Result<Path> {
+        (**self).path(request)
+    }
+    fn send(&mut self, batch: &mut SendBatch) -> Result<usize> {
+        (**self).send(batch)
+    }
+    fn recv(&mut self, batch: &mut RecvBatch) -> Result<usize> {
+        (**self).recv(batch)
+    }
+    fn recv_batch(&self) -> RecvBatch {
+        (**self).recv_batch()
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        (**self).fd()
+    }
+    fn next_due(&self) -> Option<Instant> {
+        (**self).next_due()
+    }
+    fn accepts_trains(&self) -> bool {
+        (**self).accepts_trains()
+    }
+    fn qpn_class(&self) -> Option<(u32, u32)> {
+        (**self).qpn_class()
+    }
+    fn counters(&self) -> PortCounters {
+        (**self).counters()
+    }
+    fn describe(&self) -> Description {
+        (**self).describe()
+    }
+}

@@ -1,0 +1,121 @@
+//! One peer as a port reaches it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use doorbell_wire::roce::ICRC_LEN;
+
+/// The packets of a train at most: the limit of Linux' UDP segmentation offload before 6.9, and enough to make a call cheap.
+pub(crate) const TRAIN: u16 = 64;
+
+/// Bytes of transport headers that a data packet has at most: base, RETH, immediate.
+const HEADERS: usize = 12 + 16 + 4;
+
+static KEYS: AtomicU32 = AtomicU32::new(1);
+
+/// What to find a path to.
+#[derive(Clone, Copy, Debug)]
+pub struct PathRequest {
+    /// The peer's address and UDP port.
+    pub peer: SocketAddr,
+    /// Type of service or traffic class of what is sent: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
+    /// The peer said that it accepts trains.
+    pub trains: bool,
+    /// UDP source port for ports that make their own headers; a UDP socket sends from its own.
+    pub source_port: Option<u16>,
+    /// How long address resolution may take.
+    pub deadline: Duration,
+}
+
+impl PathRequest {
+    /// Plain packets, type of service 0, one second.
+    pub fn new(peer: SocketAddr) -> Self {
+        Self {
+            peer,
+            tos: 0,
+            trains: false,
+            source_port: None,
+            deadline: Duration::from_secs(1),
+        }
+    }
+}
+
+/// How a peer is reached. Made by [`Port::path`](crate::Port::path) once per queue pair, then copied about.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    pub(crate) key: u32,
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+    pub(crate) tos: u8,
+    pub(crate) train: u16,
+    pub(crate) mtu: u16,
+}
+
+impl Path {
+    pub(crate) fn new(request: &PathRequest, local: SocketAddr, mtu: usize, train: u16) -> Self {
+        Self {
+            key: KEYS.fetch_add(1, Ordering::Relaxed),
+            peer: request.peer,
+            local,
+            tos: request.tos,
+            train: if request.trains { train } else { 1 },
+            mtu: mtu.min(LONGEST) as u16,
+        }
+    }
+
+    /// The peer's address and UDP port.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The address and port that the peer sees.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Bytes of the longest transport packet (base header to padding).
+    pub fn mtu(&self) -> usize {
+        usize::from(self.mtu)
+    }
+
+    /// Packets that may go out in one train; 1: no trains.
+    pub fn train(&self) -> usize {
+        usize::from(self.train)
+    }
+}
+
+/// Nothing that RoCEv2 sends is longer than path MTU 4096 with all headers.
+const LONGEST: usize = 4096 + 64;
+
+/// Bytes of the longest transport packet that fits an IP packet of `ip_mtu`.
+pub(crate) fn transport_mtu(ip_mtu: usize, v6: bool) -> usize {
+    let below = if v6 { 40 } else { 20 } + 8 + ICRC_LEN;
+    ip_mtu.saturating_sub(below).min(LONGEST)
+}
+
+/// The largest InfiniBand path MTU (256, 512, 1024, 2048, 4096) whose packets fit `transport` bytes; 0: none does.
+pub fn path_mtu(transport: usize) -> usize {
+    [4096, 2048, 1024, 512, 256]
+        .into_iter()
+        .find(|mtu| mtu + HEADERS <= transport)
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_networks_give_the_usual_path_mtus() {
+        // 1500: what rxe announces as 1024; 4200: 4096; loopback.
+        assert_eq!(path_mtu(transport_mtu(1500, false)), 1024);
+        assert_eq!(path_mtu(transport_mtu(1500, true)), 1024);
+        assert_eq!(path_mtu(transport_mtu(4200, false)), 4096);
+        assert_eq!(path_mtu(transport_mtu(9000, true)), 4096);
+        assert_eq!(path_mtu(transport_mtu(65536, false)), 4096);
+        assert_eq!(path_mtu(transport_mtu(68, false)), 0);
+        assert_eq!(path_mtu(transport_mtu(0, true)), 0);
+    }
+}

@@ -1,0 +1,364 @@
+//! The system calls that need raw pointers, behind safe functions: socket options, `sendmmsg`, `recvmmsg`, and the control messages of both.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Messages of one call at most.
+pub(crate) const MESSAGES: usize = 32;
+
+/// Sets an integer option.
+pub(crate) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set_option_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// Sets an option whose value is bytes.
+pub(crate) fn set_option_bytes(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: &[u8],
+) -> io::Result<()> {
+    // SAFETY: the pointer and length are those of `value`, which the kernel only reads. Options whose value holds pointers have
+    // functions of their own.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Reads an integer option.
+pub(crate) fn get_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = 0i32;
+    let mut len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `value`.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// A socket address as the kernel has it. Aligned for all of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct RawAddr {
+    bytes: [u8; 32],
+    len: u32,
+}
+
+impl RawAddr {
+    pub(crate) fn new(addr: SocketAddr) -> Self {
+        let mut bytes = [0; 32];
+        bytes[2..4].copy_from_slice(&addr.port().to_be_bytes());
+        let len = match addr {
+            SocketAddr::V4(v4) => {
+                bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                bytes[4..8].copy_from_slice(&v4.ip().octets());
+                16
+            }
+            SocketAddr::V6(v6) => {
+                bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+                bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+                bytes[8..24].copy_from_slice(&v6.ip().octets());
+                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+                28
+            }
+        };
+        Self { bytes, len }
+    }
+
+    /// The address; `None` if it is of another family.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<SocketAddr> {
+        let b = &self.bytes;
+        let port = u16::from_be_bytes([b[2], b[3]]);
+        match i32::from(u16::from_ne_bytes([b[0], b[1]])) {
+            libc::AF_INET => Some(SocketAddr::V4(SocketAddrV4::new(
+                Ipv4Addr::new(b[4], b[5], b[6], b[7]),
+                port,
+            ))),
+            libc::AF_INET6 => {
+                let mut ip = [0; 16];
+                ip.copy_from_slice(&b[8..24]);
+                let scope = u32::from_ne_bytes([b[24], b[25], b[26], b[27]]);
+                Some(SocketAddr::V6(SocketAddrV6::new(
+                    Ipv6Addr::from(ip),
+                    port,
+                    0,
+                    scope,
+                )))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Control messages: what goes with a datagram beside its bytes. Aligned as the kernel wants it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct Control {
+    bytes: [u8; Self::ROOM],
+    len: usize,
+}
+
+impl Control {
+    /// Enough for all that this crate asks for.
+    const ROOM: usize = 192;
+    const WORD: usize = size_of::<usize>();
+    const HEADER: usize = Self::WORD + 8;
+
+    pub(crate) const fn new() -> Self {
+        Self {
+            bytes: [0; Self::ROOM],
+            len: 0,
+        }
+    }
+
+    /// Appends a message.
+    pub(crate) fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let len = Self::HEADER + data.len();
+        let end = self.len + len.next_multiple_of(Self::WORD);
+        assert!(end <= Self::ROOM, "control messages do not fit");
+        let at = &mut self.bytes[self.len..end];
+        at[..Self::WORD].copy_from_slice(&len.to_ne_bytes());
+        at[Self::WORD..Self::WORD + 4].copy_from_slice(&level.to_ne_bytes());
+        at[Self::WORD + 4..Self::HEADER].copy_from_slice(&kind.to_ne_bytes());
+        at[Self::HEADER..len].copy_from_slice(data);
+        self.len = end;
+    }
+
+    /// Appends the source address that a datagram is to have.
+    pub(crate) fn push_source(&mut self, source: IpAddr) {
+        match source {
+            IpAddr::V4(v4) => {
+                // struct in_pktinfo: interface, source, unused.
+                let mut info = [0; 12];
+                info[4..8].copy_from_slice(&v4.octets());
+                self.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            IpAddr::V6(v6) => {
+                // struct in6_pktinfo: address, interface.
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&v6.octets());
+                self.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+    }
+
+    /// What the kernel said about a datagram.
+    #[inline]
+    pub(crate) fn read(&self) -> Info {
+        let mut info = Info::default();
+        let mut rest = &self.bytes[..self.len.min(Self::ROOM)];
+        while rest.len() >= Self::HEADER {
+            let mut word = [0; Self::WORD];
+            word.copy_from_slice(&rest[..Self::WORD]);
+            let len = usize::from_ne_bytes(word);
+            let Some(data) = rest.get(Self::HEADER..len) else {
+                break;
+            };
+            let int = |at: usize| {
+                let b = &rest[at..at + 4];
+                i32::from_ne_bytes([b[0], b[1], b[2], b[3]])
+            };
+            match (int(Self::WORD), int(Self::WORD + 4), data) {
+                (libc::IPPROTO_IP, libc::IP_TOS, [tos, ..]) => info.tos = *tos,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, [a, b, c, d, ..]) => {
+                    info.tos = i32::from_ne_bytes([*a, *b, *c, *d]) as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO, data) if data.len() >= 12 => {
+                    // The destination of the header is the third word.
+                    info.dst = Some(IpAddr::V4(Ipv4Addr::new(
+                        data[8], data[9], data[10], data[11],
+                    )));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, data) if data.len() >= 16 => {
+                    let mut ip = [0; 16];
+                    ip.copy_from_slice(&data[..16]);
+                    info.dst = Some(IpAddr::V6(Ipv6Addr::from(ip)));
+                }
+                (libc::SOL_UDP, libc::UDP_GRO, [a, b, c, d, ..]) => {
+                    info.segment = i32::from_ne_bytes([*a, *b, *c, *d]) as usize;
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, [a, b, c, d, ..]) => {
+                    info.overruns = Some(u32::from_ne_bytes([*a, *b, *c, *d]));
+                }
+                _ => {}
+            }
+            rest = rest.get(len.next_multiple_of(Self::WORD)..).unwrap_or(&[]);
+        }
+        info
+    }
+}
+
+/// What the kernel said about a datagram that it delivered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Info {
+    pub(crate) tos: u8,
+    /// Destination address, if asked for.
+    pub(crate) dst: Option<IpAddr>,
+    /// Bytes of each packet in it; 0: it is one packet.
+    pub(crate) segment: usize,
+    /// Datagrams that the socket dropped so far, modulo 2^32.
+    pub(crate) overruns: Option<u32>,
+}
+
+/// A datagram to send: bytes, in up to two pieces, to an address (or to whom the socket is connected).
+#[derive(Clone, Copy)]
+pub(crate) struct Message<'a> {
+    pub(crate) to: Option<RawAddr>,
+    pub(crate) head: &'a [u8],
+    pub(crate) body: &'a [u8],
+    pub(crate) control: Control,
+}
+
+/// Sends up to [`MESSAGES`] datagrams without waiting; how many went.
+pub(crate) fn send_messages<'a>(
+    fd: BorrowedFd<'_>,
+    source: impl Iterator<Item = Message<'a>>,
+) -> io::Result<usize> {
+    let mut messages = [const { MaybeUninit::<Message<'a>>::uninit() }; MESSAGES];
+    let mut pieces = [const { MaybeUninit::<[libc::iovec; 2]>::uninit() }; MESSAGES];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MESSAGES];
+    let piece = |bytes: &[u8]| libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let mut count = 0;
+    let rooms = messages.iter_mut().zip(&mut pieces).zip(&mut headers);
+    for (((message, pieces), header), given) in rooms.zip(source) {
+        let message = message.write(given);
+        let pieces = pieces.write([piece(message.head), piece(message.body)]);
+        // SAFETY: all zeroes are a valid msghdr (null pointers, zero lengths).
+        let mut h: libc::msghdr = unsafe { std::mem::zeroed() };
+        if let Some(to) = &message.to {
+            h.msg_name = (&raw const to.bytes).cast_mut().cast();
+            h.msg_namelen = to.len;
+        }
+        h.msg_iov = pieces.as_mut_ptr();
+        h.msg_iovlen = if message.body.is_empty() { 1 } else { 2 };
+        if message.control.len != 0 {
+            h.msg_control = (&raw const message.control.bytes).cast_mut().cast();
+            h.msg_controllen = message.control.len as _;
+        }
+        header.write(libc::mmsghdr {
+            msg_hdr: h,
+            msg_len: 0,
+        });
+        count += 1;
+    }
+    // SAFETY: the first `count` headers are written and point to addresses, pieces and control messages that outlive the call. The kernel
+    // reads those and writes `msg_len` of the headers only.
+    let rc = unsafe {
+        libc::sendmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr().cast(),
+            count,
+            libc::MSG_DONTWAIT as _,
+        )
+    };
+    usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+}
+
+/// What arrived in one buffer.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) from: RawAddr,
+    pub(crate) control: Control,
+    pub(crate) len: usize,
+    /// The datagram was longer than the buffer.
+    pub(crate) cut: bool,
+}
+
+impl Arrival {
+    pub(crate) const fn new() -> Self {
+        Self {
+            from: RawAddr {
+                bytes: [0; 32],
+                len: 0,
+            },
+            control: Control::new(),
+            len: 0,
+            cut: false,
+        }
+    }
+}
+
+/// Receives without waiting, a datagram into each `slot` bytes of `arena`, as many as `arrivals` has room for (and not more than
+/// [`MESSAGES`]); how many came.
+pub(crate) fn receive_messages(
+    fd: BorrowedFd<'_>,
+    arena: &mut [u8],
+    slot: usize,
+    arrivals: &mut [Arrival],
+) -> io::Result<usize> {
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; MESSAGES];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MESSAGES];
+    let mut count = 0;
+    for (((buffer, arrival), piece), header) in arena
+        .chunks_exact_mut(slot)
+        .zip(arrivals.iter_mut())
+        .zip(&mut pieces)
+        .zip(&mut headers)
+    {
+        let piece = piece.write(libc::iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        });
+        // SAFETY: all zeroes are a valid msghdr.
+        let mut h: libc::msghdr = unsafe { std::mem::zeroed() };
+        h.msg_name = (&raw mut arrival.from.bytes).cast();
+        h.msg_namelen = arrival.from.bytes.len() as u32;
+        h.msg_iov = piece;
+        h.msg_iovlen = 1;
+        h.msg_control = (&raw mut arrival.control.bytes).cast();
+        h.msg_controllen = Control::ROOM as _;
+        header.write(libc::mmsghdr {
+            msg_hdr: h,
+            msg_len: 0,
+        });
+        count += 1;
+    }
+    // SAFETY: the first `count` headers are written; each points to a buffer, an address and a control area of its own, with their
+    // true sizes, which nothing else uses during the call.
+    let rc = unsafe {
+        libc::recvmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr().cast(),
+            count,
+            libc::MSG_DONTWAIT as _,
+            std::ptr::null_mut(),
+        )
+    };
+    let came = usize::try_from(rc).map_err(|_| io::Error::last_os_error())?;
+    for (arrival, header) in arrivals.iter_mut().zip(&headers).take(came) {
+        // SAFETY: the kernel reports at most the `count` headers that were written above.
+        let header = unsafe { header.assume_init_ref() };
+        arrival.len = header.msg_len as usize;
+        arrival.from.len = header.msg_hdr.msg_namelen;
+        arrival.control.len = header.msg_hdr.msg_controllen;
+        arrival.cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+    }
+    Ok(came)
+}

@@ -1,0 +1,187 @@
+//! Receiving, and checking an ICRC that covers what a socket does not show.
+//!
+//! Over IPv4 the identification is missing. The packets of our own ports have small ones (0, counted up within a train), which a receiver tries
+//! first: that check uses all 32 bits. Another implementation counts as it likes; then the one identification that explains the checksum is
+//! looked for, and accepted, which leaves 16 bits of the check. The rest of the header is known: the socket gives the addresses, the kernel checked
+//! the lengths, and a fragmented or fragmentable packet (other flags) fails.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use doorbell_wire::roce::{Bth, ICRC_LEN};
+
+use super::UdpPort;
+use crate::batch::{Check, Origin, RecvBatch};
+use crate::error::{PortError, Result};
+use crate::icrc::FlowCrc;
+use crate::sys::{self, MESSAGES};
+
+/// Flows whose checksum state is kept. A power of two.
+const FLOWS: usize = 64;
+/// Longest packet that is looked at: path MTU 4096, all headers.
+const LONGEST: usize = 4096 + 64 + ICRC_LEN;
+
+/// Checksum state of the flows that packets come from.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    table: Vec<Option<Flow>>,
+}
+
+#[derive(Debug)]
+struct Flow {
+    src: SocketAddr,
+    dst: SocketAddr,
+    crc: FlowCrc,
+}
+
+impl Flows {
+    #[inline]
+    fn get(&mut self, src: SocketAddr, dst: SocketAddr) -> &mut FlowCrc {
+        if self.table.is_empty() {
+            self.table.resize_with(FLOWS, || None);
+        }
+        let place = hash(src) & (FLOWS - 1);
+        let place = &mut self.table[place];
+        if place.as_ref().is_none_or(|f| f.src != src || f.dst != dst) {
+            *place = None;
+        }
+        &mut place
+            .get_or_insert_with(|| Flow {
+                src,
+                dst,
+                crc: FlowCrc::new(src, dst),
+            })
+            .crc
+    }
+}
+
+fn hash(addr: SocketAddr) -> usize {
+    let ip = match addr {
+        SocketAddr::V4(v4) => v4.ip().to_bits(),
+        SocketAddr::V6(v6) => {
+            let bits = v6.ip().to_bits();
+            (bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32
+        }
+    };
+    let mixed =
+        (ip ^ u32::from(addr.port()) << 16 ^ u32::from(addr.port())).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as usize
+}
+
+impl UdpPort {
+    pub(super) fn receive_batch(&mut self, batch: &mut RecvBatch) -> Result<usize> {
+        batch.clear();
+        let ask = self.ask.min(batch.slots).min(MESSAGES);
+        let came = match sys::receive_messages(
+            self.socket.as_fd(),
+            &mut batch.arena,
+            batch.slot,
+            &mut self.arrivals[..ask],
+        ) {
+            Ok(came) => came,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EBADF | libc::ENOTSOCK) => {
+                    return Err(PortError::system(
+                        format!("receiving from UDP port {}", self.local),
+                        error,
+                    ));
+                }
+                // Nothing there, or an ICMP message about an earlier packet.
+                _ => {
+                    self.counters.received_empty += 1;
+                    self.ask = 1;
+                    return Ok(0);
+                }
+            },
+        };
+        self.counters.received_calls += 1;
+        // A lone packet is the case where latency counts: a call that asks for more looks at the queue once more than it must.
+        self.ask = if came == ask {
+            (ask * 4).min(MESSAGES)
+        } else {
+            came.max(1)
+        };
+        for index in 0..came {
+            self.take(batch, index);
+        }
+        Ok(batch.len())
+    }
+
+    /// Checks the packets of one datagram or train.
+    fn take(&mut self, batch: &mut RecvBatch, index: usize) {
+        let at = index * batch.slot;
+        let arrival = &self.arrivals[index];
+        let info = arrival.control.read();
+        if let Some(total) = info.overruns {
+            self.counters.receive_overruns += u64::from(total.wrapping_sub(self.overruns));
+            self.overruns = total;
+        }
+        let Some(src) = arrival.from.get() else {
+            return;
+        };
+        let mut dst = self.local;
+        if let Some(ip) = info.dst {
+            dst.set_ip(ip);
+        }
+        let segment = match info.segment {
+            0 => arrival.len,
+            segment => {
+                self.counters.received_trains += 1;
+                segment
+            }
+        };
+        if arrival.cut || segment > LONGEST {
+            self.counters.received_long += 1;
+            return;
+        }
+        if segment < Bth::LEN + ICRC_LEN {
+            self.counters.received_short += 1;
+            return;
+        }
+        batch.origin(Origin {
+            src,
+            dst: dst.ip(),
+            tos: info.tos,
+        });
+        let flow = self.flows.get(src, dst);
+        let counters = &mut self.counters;
+        // The identification that the next packet should have.
+        let mut expected = 0u16;
+        let mut from = at;
+        let end = at + arrival.len;
+        while from < end {
+            let whole = segment.min(end - from);
+            let Some(len) = whole.checked_sub(ICRC_LEN).filter(|l| *l >= Bth::LEN) else {
+                counters.received_short += 1;
+                break;
+            };
+            let packet = &batch.arena[from..from + len];
+            let mut stored = [0; ICRC_LEN];
+            stored.copy_from_slice(&batch.arena[from + len..from + whole]);
+            let stored = u32::from_le_bytes(stored);
+            let found = if flow.compute(expected, packet) == stored {
+                Some((expected, Check::Exact))
+            } else {
+                // A piece of a train, the rest of which came apart; or another implementation.
+                flow.solve(stored, packet).map(|id| {
+                    let ours = id < crate::path::TRAIN;
+                    (id, if ours { Check::Exact } else { Check::Explained })
+                })
+            };
+            match found {
+                Some((id, check)) => {
+                    expected = id.wrapping_add(1);
+                    counters.received_packets += 1;
+                    counters.received_bytes += whole as u64;
+                    counters.icrc_explained += u64::from(check == Check::Explained);
+                    batch.add(from, len, id, check);
+                }
+                None => {
+                    expected = expected.wrapping_add(1);
+                    counters.icrc_errors += 1;
+                }
+            }
+            from += whole;
+        }
+    }
+}

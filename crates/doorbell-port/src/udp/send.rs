@@ -1,0 +1,101 @@
+//! Sending: one message a train, several messages a call.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use super::UdpPort;
+use crate::batch::SendBatch;
+use crate::error::{PortError, Result};
+use crate::sys::{self, Control, Message, RawAddr};
+
+/// Messages of one call. More gains nothing: each costs its own trip through the kernel.
+const CALL: usize = 16;
+
+impl UdpPort {
+    pub(super) fn send_batch(&mut self, batch: &mut SendBatch) -> Result<usize> {
+        let before = batch.len();
+        while !batch.is_empty() {
+            let outcome = self.send_some(batch);
+            match outcome {
+                Ok(trains) => self.count_sent(batch, trains),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.counters.sent_full += 1;
+                        break;
+                    }
+                    Some(libc::EINTR) => {}
+                    Some(libc::EBADF | libc::ENOTSOCK) => {
+                        return Err(PortError::system(
+                            format!("sending from UDP port {}", self.local),
+                            error,
+                        ));
+                    }
+                    // This device cannot take trains apart: from now on nobody sends it one.
+                    Some(libc::EIO | libc::EINVAL) if batch.waiting()[0].count > 1 => {
+                        tracing::warn!(port = %self.local, %error, "the kernel refuses trains on this path; packets go one by one");
+                        self.can_send_trains = false;
+                        batch.take_apart();
+                    }
+                    other => {
+                        let train = batch.waiting()[0];
+                        let count = u64::from(train.count);
+                        if other == Some(libc::EMSGSIZE) {
+                            self.counters.sent_too_long += count;
+                        } else {
+                            self.counters.sent_refused += count;
+                        }
+                        tracing::debug!(peer = %train.path.peer, %error, "packets dropped: the kernel refused them");
+                        batch.consume(1);
+                    }
+                },
+            }
+        }
+        Ok(before - batch.len())
+    }
+
+    /// One call: how many trains went.
+    fn send_some(&self, batch: &SendBatch) -> io::Result<usize> {
+        let everywhere = self.local.ip().is_unspecified();
+        let v4 = self.local.is_ipv4();
+        let messages = batch.waiting().iter().take(CALL).map(|train| {
+            let mut control = Control::new();
+            if everywhere {
+                // A route that changes would change the source address, and with it the ICRC.
+                control.push_source(train.path.local.ip());
+            }
+            if train.path.tos != 0 {
+                let tos = i32::from(train.path.tos).to_ne_bytes();
+                if v4 {
+                    control.push(libc::IPPROTO_IP, libc::IP_TOS, &tos);
+                } else {
+                    control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos);
+                }
+            }
+            if train.count > 1 {
+                control.push(
+                    libc::SOL_UDP,
+                    libc::UDP_SEGMENT,
+                    &train.segment.to_ne_bytes(),
+                );
+            }
+            Message {
+                to: Some(RawAddr::new(train.path.peer)),
+                head: batch.bytes_of(train),
+                body: &[],
+                control,
+            }
+        });
+        sys::send_messages(self.socket.as_fd(), messages)
+    }
+
+    fn count_sent(&mut self, batch: &mut SendBatch, trains: usize) {
+        let c = &mut self.counters;
+        c.sent_calls += 1;
+        for train in &batch.waiting()[..trains] {
+            c.sent_packets += u64::from(train.count);
+            c.sent_bytes += batch.bytes_of(train).len() as u64;
+            c.sent_trains += u64::from(train.count > 1);
+        }
+        batch.consume(trains);
+    }
+}

@@ -1,0 +1,322 @@
+//! UDP ports over loopback.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use doorbell_port::{
+    Check, Path, PathRequest, Port, PortConfig, PortError, RecvBatch, SendBatch, UdpOptions,
+    UdpPort, path_mtu,
+};
+use doorbell_wire::roce::icrc::{self, Ip};
+use doorbell_wire::roce::net::Ipv4;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn port(addr: &str, trains: bool) -> UdpPort {
+    let options = UdpOptions {
+        send_trains: trains,
+        receive_trains: trains,
+        ..UdpOptions::default()
+    };
+    UdpPort::open(addr.parse().unwrap(), options).unwrap()
+}
+
+fn path(from: &mut dyn Port, to: SocketAddr, trains: bool) -> Path {
+    from.path(&PathRequest {
+        trains,
+        ..PathRequest::new(to)
+    })
+    .unwrap()
+}
+
+/// A packet of `len` bytes with a base header whose QP number is `n`.
+fn packet(n: usize, len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..len).map(|i| (i * 13 + n) as u8).collect();
+    bytes[0] = 4;
+    bytes[1] = 0x40;
+    bytes[5..8].copy_from_slice(&(n as u32).to_be_bytes()[1..]);
+    bytes
+}
+
+/// Receives until there are `count` packets; their bytes and checks.
+fn receive(port: &mut dyn Port, count: usize) -> Vec<(Vec<u8>, Check, SocketAddr, u8)> {
+    let mut batch = port.recv_batch();
+    let mut all = Vec::new();
+    let end = Instant::now() + LIMIT;
+    while all.len() < count && Instant::now() < end {
+        port.recv(&mut batch).unwrap();
+        all.extend(
+            batch
+                .iter()
+                .map(|p| (p.bytes.to_vec(), p.check, p.src, p.tos)),
+        );
+    }
+    all
+}
+
+fn send_all(port: &mut dyn Port, batch: &mut SendBatch) {
+    let end = Instant::now() + LIMIT;
+    while !batch.is_empty() && Instant::now() < end {
+        port.send(batch).unwrap();
+    }
+    assert!(batch.is_empty());
+}
+
+#[test]
+fn packets_of_all_sizes_arrive_whole_and_in_order() {
+    for (a, b) in [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("[::1]:0", "[::1]:0"),
+        ("0.0.0.0:0", "127.0.0.1:0"),
+        ("[::]:0", "[::1]:0"),
+    ] {
+        for trains in [false, true] {
+            let (mut a, mut b) = (port(a, trains), port(b, trains));
+            assert_eq!(
+                path_mtu(a.mtu()).min(path_mtu(b.mtu())),
+                if a.local_addr().ip().is_unspecified() {
+                    path_mtu(a.mtu())
+                } else {
+                    4096
+                }
+            );
+            let to = path(&mut a, b.local_addr(), trains);
+            assert_eq!(to.train() > 1, trains && a.accepts_trains());
+            assert!(!to.local().ip().is_unspecified());
+            let lens = [
+                12,
+                13,
+                16,
+                28,
+                40,
+                40,
+                40,
+                40,
+                16,
+                40,
+                1052,
+                4140,
+                4140,
+                4140,
+                100,
+                to.mtu(),
+            ];
+            let mut batch = SendBatch::new();
+            for (n, len) in lens.iter().enumerate() {
+                assert!(batch.push(&to, &packet(n, *len)));
+            }
+            assert_eq!(batch.len(), lens.len());
+            send_all(&mut a, &mut batch);
+            let got = receive(&mut b, lens.len());
+            assert_eq!(got.len(), lens.len(), "{a:?}");
+            for (n, (bytes, check, src, _)) in got.iter().enumerate() {
+                assert_eq!(*bytes, packet(n, lens[n]));
+                assert_eq!(*check, Check::Exact);
+                assert_eq!(*src, to.local());
+            }
+            // And back to the address that the packets came from, which a port on all addresses learns only so.
+            let back = path(&mut b, got[0].2, trains);
+            assert!(batch.push(&back, &packet(7, 33)));
+            send_all(&mut b, &mut batch);
+            assert_eq!(receive(&mut a, 1)[0].0, packet(7, 33));
+            let (sent, received) = (a.counters(), b.counters());
+            assert_eq!(sent.sent_packets, lens.len() as u64);
+            assert_eq!(sent.sent_bytes, received.received_bytes);
+            assert_eq!(received.icrc_errors + received.icrc_explained, 0);
+            assert_eq!(sent.sent_trains > 0, trains && a.accepts_trains());
+        }
+    }
+}
+
+#[test]
+fn many_packets_need_few_calls() {
+    let (mut a, mut b) = (port("127.0.0.1:0", true), port("127.0.0.1:0", true));
+    if !a.accepts_trains() {
+        // An old kernel: the port said so, and single packets are tested above.
+        assert!(
+            a.describe()
+                .to_string()
+                .contains("no: the kernel has no UDP_GRO")
+        );
+        return;
+    }
+    let to = path(&mut a, b.local_addr(), true);
+    let mut batch = SendBatch::new();
+    let mut sent = 0;
+    let mut got = 0;
+    let mut rx = b.recv_batch();
+    let end = Instant::now() + LIMIT;
+    while got < 4096 && Instant::now() < end {
+        while sent < 4096 && batch.push(&to, &packet(sent, 36)) {
+            sent += 1;
+        }
+        a.send(&mut batch).unwrap();
+        b.recv(&mut rx).unwrap();
+        for p in rx.iter() {
+            assert_eq!(p.bytes, packet(got, 36));
+            got += 1;
+        }
+    }
+    assert_eq!(got, 4096);
+    assert!(a.counters().sent_calls <= 4096 / 64, "{:?}", a.counters());
+    assert!(
+        b.counters().received_calls <= 4096 / 64,
+        "{:?}",
+        b.counters()
+    );
+}
+
+#[test]
+fn congestion_marks_and_dscp_cross() {
+    for addr in ["127.0.0.1:0", "[::1]:0"] {
+        let (mut a, mut b) = (port(addr, true), port(addr, true));
+        let mut batch = SendBatch::new();
+        for tos in [0u8, 1, 2, 3, 0x68 | 2] {
+            let to = a
+                .path(&PathRequest {
+                    tos,
+                    trains: true,
+                    ..PathRequest::new(b.local_addr())
+                })
+                .unwrap();
+            assert!(batch.push(&to, &packet(usize::from(tos), 28)));
+        }
+        send_all(&mut a, &mut batch);
+        let got: Vec<u8> = receive(&mut b, 5).into_iter().map(|p| p.3).collect();
+        assert_eq!(got, [0, 1, 2, 3, 0x6a]);
+    }
+}
+
+/// What `from` would put into a packet for `to` with this identification, ICRC included.
+fn foreign(from: SocketAddr, to: SocketAddr, id: u16, bytes: &[u8]) -> Vec<u8> {
+    let (SocketAddr::V4(src), SocketAddr::V4(dst)) = (from, to) else {
+        unreachable!()
+    };
+    let ip = Ip::V4(Ipv4 {
+        src: src.ip().octets(),
+        dst: dst.ip().octets(),
+        id,
+        ..Ipv4::default()
+    });
+    let mut whole = bytes.to_vec();
+    whole.extend_from_slice(&icrc::compute(&ip, from.port(), to.port(), bytes).to_le_bytes());
+    whole
+}
+
+#[test]
+fn a_hidden_identification_is_found_and_damage_is_not_explained() {
+    let mut b = port("127.0.0.1:0", true);
+    let to = b.local_addr();
+    let a = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let from = a.local_addr().unwrap();
+    // As a foreign implementation counts. The kernel sends what it likes: the receiver does not see it.
+    for id in [0u16, 1, 63, 64, 0x1234, 0xffff] {
+        let good = foreign(from, to, id, &packet(5, 1052));
+        a.send_to(&good, to).unwrap();
+        let got = receive(&mut b, 1);
+        assert_eq!(got.len(), 1, "{id}");
+        let ours = if id < 64 {
+            Check::Exact
+        } else {
+            Check::Explained
+        };
+        assert_eq!(got[0].1, ours, "{id}");
+    }
+    assert_eq!(b.counters().icrc_explained, 3);
+    // Damage in every byte of a small packet, then things that are no packets.
+    let good = foreign(from, to, 0x1234, &packet(5, 36));
+    let mut sent = 0;
+    for at in (0..good.len()).filter(|at| *at != 4) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        a.send_to(&bad, to).unwrap();
+        sent += 1;
+    }
+    for len in [0, 1, 4, 12, 15] {
+        a.send_to(&good[..len], to).unwrap();
+    }
+    a.send_to(&vec![0; 9000], to).unwrap();
+    // FECN and BECN are outside the CRC: this one is good.
+    let mut marked = good.clone();
+    marked[4] ^= 0x80;
+    a.send_to(&marked, to).unwrap();
+    let got = receive(&mut b, 1);
+    assert_eq!(got.len(), 1);
+    let c = b.counters();
+    assert_eq!(
+        (c.icrc_errors, c.received_short, c.received_long),
+        (sent, 5, 1)
+    );
+}
+
+#[test]
+fn what_cannot_be_is_said_clearly() {
+    let a = port("127.0.0.1:0", true);
+    let taken = UdpPort::open(a.local_addr(), UdpOptions::default()).unwrap_err();
+    assert!(matches!(taken, PortError::InUse { .. }), "{taken}");
+    let text = taken.to_string();
+    assert!(text.contains(&std::process::id().to_string()), "{text}");
+    let nowhere = "udp://192.0.2.77"
+        .parse::<PortConfig>()
+        .unwrap()
+        .open()
+        .unwrap_err();
+    assert!(matches!(nowhere, PortError::NotLocal { .. }), "{nowhere}");
+    let mut a = a;
+    let family = a
+        .path(&PathRequest::new("[::1]:4791".parse().unwrap()))
+        .unwrap_err();
+    assert!(matches!(family, PortError::Family { .. }), "{family}");
+    let text = a.describe().to_string();
+    assert!(
+        text.contains("16 bits") && text.contains("path MTU 4096"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_full_socket_keeps_what_it_has_no_room_for() {
+    // Nobody reads: a datagram socket over loopback drops at the receiver, so what must hold is that every packet is sent or counted.
+    let (mut a, b) = (port("127.0.0.1:0", true), port("127.0.0.1:0", true));
+    let to = path(&mut a, b.local_addr(), true);
+    let mut batch = SendBatch::new();
+    let mut pushed = 0;
+    for _ in 0..64 {
+        while batch.push(&to, &packet(1, 4140)) {
+            pushed += 1;
+        }
+        a.send(&mut batch).unwrap();
+    }
+    let c = a.counters();
+    assert_eq!(
+        c.sent_packets + c.sent_refused + c.sent_too_long + batch.len() as u64,
+        pushed
+    );
+    // The receiver's socket overflowed, and says so once it is read.
+    let mut b = b;
+    let mut rx = b.recv_batch();
+    let mut seen = 0;
+    while b.recv(&mut rx).unwrap() > 0 {
+        seen += rx.len() as u64;
+    }
+    let last = a.path(&PathRequest::new(b.local_addr())).unwrap();
+    batch.clear();
+    assert!(batch.push(&last, &packet(1, 28)));
+    send_all(&mut a, &mut batch);
+    assert_eq!(receive(&mut b, 1).len(), 1);
+    let c = b.counters();
+    assert!(
+        seen < pushed && c.receive_overruns > 0,
+        "{seen} of {pushed}: {c:?}"
+    );
+}
+
+#[test]
+fn an_empty_port_has_nothing() {
+    let mut a = port("127.0.0.1:0", true);
+    let mut rx: RecvBatch = a.recv_batch();
+    assert_eq!(a.recv(&mut rx).unwrap(), 0);
+    assert!(rx.is_empty() && rx.iter().next().is_none());
+    assert_eq!(a.counters().received_empty, 1);
+    assert!(a.next_due().is_none());
+}
