@@ -3,7 +3,7 @@
  * user-space implementation).
  *
  *   server: wiretest DEV GIDX                 (listens on TCP 18600)
- *   client: wiretest DEV GIDX SERVER_IP
+ *   client: wiretest DEV GIDX SERVER_IP [PORT]
  *
  * QP exchange is one text line each way, per QP:
  *   "TYPE QPN PSN RKEY VADDR LEN GID\n"  (hex, GID as 32 hex digits)
@@ -190,7 +190,7 @@ int main(int argc, char **argv) {
         DIE("mr");
     struct ibv_qp *rc = mkqp(IBV_QPT_RC), *uc = mkqp(IBV_QPT_UC);
     int server = argc == 3, fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(18600)};
+    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_port = htons(argc > 4 ? atoi(argv[4]) : 18600)};
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (server) {
         if (bind(fd, (void *)&sa, sizeof sa) || listen(fd, 1))
