@@ -75,6 +75,14 @@ pub struct Outgoing<'a> {
     pub bytes: &'a [u8],
     /// The ICRC as sent.
     pub icrc: [u8; 4],
+    whole: &'a [u8],
+}
+
+impl<'a> Outgoing<'a> {
+    /// The packet and its ICRC in one piece.
+    pub fn with_icrc(&self) -> &'a [u8] {
+        self.whole
+    }
 }
 
 impl Default for SendBatch {
@@ -223,6 +231,7 @@ impl SendBatch {
                     id: slot.id,
                     bytes,
                     icrc: crc,
+                    whole,
                 }
             })
     }

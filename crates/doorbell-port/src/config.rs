@@ -1,6 +1,12 @@
 //! Which port to open, as text or as values.
 //!
-//! `udp://ADDR[:PORT]`, then options after `?`, with `&` between them: `trains=off`, `buffer=8M`, `faults=SPEC`, `pcap=FILE`, `trace`.
+//! | text | port |
+//! |---|---|
+//! | `udp://ADDR[:PORT]` | a UDP socket; no port: any |
+//! | `raw:IFNAME` | frames on an interface (CAP_NET_RAW); options `ip`, `port` |
+//! | `dgram:LOCAL,REMOTE` | the network of a QEMU guest (`-netdev dgram`); each end `ADDR:PORT` or a path; options `ip` (needed), `port`, `mac`, `mtu` |
+//!
+//! Options follow after `?`, with `&` between them; for all ports: `trains=off`, `buffer=8M`, `faults=SPEC`, `pcap=FILE`, `trace`.
 //! Example: `udp://127.0.0.1:4791?faults=loss=1%,seed=7&pcap=/tmp/a.pcapng`.
 
 use std::fmt;
@@ -8,10 +14,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::Port;
 use crate::error::{PortError, Result};
+use crate::eth::{DgramOptions, EthPort, Place, RawOptions};
 use crate::udp::{UdpOptions, UdpPort};
 use crate::wrap::{FaultSpec, Faulty, Pcapng, Tracer};
+use crate::{DEFAULT_PORT, Port};
 
 /// The kind of a port, with what only it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +26,10 @@ use crate::wrap::{FaultSpec, Faulty, Pcapng, Tracer};
 pub enum PortKind {
     /// A UDP socket on an address; UDP port 0 takes any.
     Udp(SocketAddr),
+    /// Raw frames on an interface of this host.
+    Raw(RawOptions),
+    /// The network of a QEMU guest.
+    Dgram(DgramOptions),
 }
 
 /// Which port to open.
@@ -41,8 +52,13 @@ pub struct PortConfig {
 impl PortConfig {
     /// A UDP socket on `addr`, everything else as usual.
     pub fn udp(addr: SocketAddr) -> Self {
+        Self::new(PortKind::Udp(addr))
+    }
+
+    /// A port of some kind, everything else as usual.
+    pub fn new(kind: PortKind) -> Self {
         Self {
-            kind: PortKind::Udp(addr),
+            kind,
             trains: true,
             buffer: UdpOptions::default().buffer,
             faults: None,
@@ -56,9 +72,11 @@ impl PortConfig {
     /// # Errors
     /// Those of the kind, and a capture file that cannot be made.
     pub fn open(&self) -> Result<Box<dyn Port>> {
-        let mut port: Box<dyn Port> = match self.kind {
+        let mut port: Box<dyn Port> = match &self.kind {
+            PortKind::Raw(options) => Box::new(EthPort::raw(options)?),
+            PortKind::Dgram(options) => Box::new(EthPort::dgram(options)?),
             PortKind::Udp(addr) => Box::new(UdpPort::open(
-                addr,
+                *addr,
                 UdpOptions {
                     send_trains: self.trains,
                     receive_trains: self.trains,
@@ -99,6 +117,57 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
+/// Reads `ADDR`, `ADDR:PORT`, `[ADDR]`, or nothing.
+fn socket_addr(text: &str) -> Option<SocketAddr> {
+    if text.is_empty() {
+        return Some((Ipv4Addr::UNSPECIFIED, 0).into());
+    }
+    let bare = text.strip_prefix('[').and_then(|a| a.strip_suffix(']'));
+    text.parse()
+        .or_else(|_| {
+            bare.unwrap_or(text)
+                .parse::<IpAddr>()
+                .map(|ip| (ip, 0).into())
+        })
+        .ok()
+}
+
+/// Reads `52:54:00:00:00:02`.
+fn mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
+    }
+    // A group address is nobody's.
+    (parts.next().is_none() && mac[0] & 1 == 0).then_some(mac)
+}
+
+impl PortKind {
+    /// Sets an option that only this kind has. `None`: it has no such option; `false`: not with this value.
+    fn option(&mut self, name: &str, value: &str) -> Option<bool> {
+        fn set<T>(place: &mut T, value: Option<T>) -> bool {
+            let good = value.is_some();
+            if let Some(value) = value {
+                *place = value;
+            }
+            good
+        }
+        Some(match (self, name) {
+            (Self::Raw(o), "ip") => set(&mut o.ip, value.parse().ok().map(Some)),
+            (Self::Raw(o), "port") => set(&mut o.udp_port, value.parse().ok()),
+            (Self::Dgram(o), "ip") => set(&mut o.ip, value.parse().ok()),
+            (Self::Dgram(o), "port") => set(&mut o.udp_port, value.parse().ok()),
+            (Self::Dgram(o), "mac") => set(&mut o.mac, mac(value)),
+            (Self::Dgram(o), "mtu") => set(
+                &mut o.mtu,
+                value.parse().ok().filter(|m| (328..=65_535).contains(m)),
+            ),
+            _ => return None,
+        })
+    }
+}
+
 impl FromStr for PortConfig {
     type Err = PortError;
 
@@ -108,22 +177,44 @@ impl FromStr for PortConfig {
             what,
         };
         let (place, options) = text.split_once('?').unwrap_or((text, ""));
-        let Some(addr) = place.strip_prefix("udp://") else {
-            return Err(bad("it is none of udp://ADDR[:PORT]".to_owned()));
-        };
-        let addr = if addr.is_empty() {
-            SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
-        } else {
-            let bare = addr.strip_prefix('[').and_then(|a| a.strip_suffix(']'));
-            addr.parse()
-                .or_else(|_| bare.unwrap_or(addr).parse::<IpAddr>().map(|ip| (ip, 0).into()))
-                .map_err(|_| {
+        let mut config = if let Some(addr) = place.strip_prefix("udp://") {
+            Self::udp(socket_addr(addr).ok_or_else(|| {
+                bad(format!(
+                    "{addr:?} is no address: write 192.0.2.1, 192.0.2.1:4791, [fd00::1]:4791, or nothing for all of IPv4 (names are not looked up)"
+                ))
+            })?)
+        } else if let Some(interface) = place.strip_prefix("raw:") {
+            Self::new(PortKind::Raw(RawOptions {
+                interface: interface.to_owned(),
+                ip: None,
+                udp_port: DEFAULT_PORT,
+            }))
+        } else if let Some((local, remote)) =
+            place.strip_prefix("dgram:").and_then(|p| p.split_once(','))
+        {
+            let end = |text: &str| {
+                if text.contains('/') {
+                    return Ok(Place::Unix(text.into()));
+                }
+                text.parse().map(Place::Udp).map_err(|_| {
                     bad(format!(
-                        "{addr:?} is no address: write 192.0.2.1, 192.0.2.1:4791, [fd00::1]:4791, or nothing for all of IPv4 (names are not looked up)"
+                        "{text:?} is neither ADDR:PORT nor the path of a socket"
                     ))
-                })?
+                })
+            };
+            Self::new(PortKind::Dgram(DgramOptions {
+                local: end(local)?,
+                remote: end(remote)?,
+                ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+                udp_port: DEFAULT_PORT,
+                mac: [2, 0xdb, 0, 0, 0, 1],
+                mtu: 1500,
+            }))
+        } else {
+            return Err(bad(
+                "it is none of udp://ADDR[:PORT], raw:IFNAME, dgram:LOCAL,REMOTE".to_owned(),
+            ));
         };
-        let mut config = Self::udp(addr);
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             let wrong = |want: &str| bad(format!("option {name}={value:?} is not {want}"));
@@ -136,12 +227,23 @@ impl FromStr for PortConfig {
                 "faults" => config.faults = Some(value.parse()?),
                 "pcap" if !value.is_empty() => config.pcap = Some(value.into()),
                 "pcap" => return Err(wrong("the name of a file")),
-                _ => {
-                    return Err(bad(format!(
-                        "there is no option {name:?}: trains, buffer, faults, pcap and trace exist"
-                    )));
-                }
+                _ => match config.kind.option(name, value) {
+                    Some(true) => {}
+                    Some(false) => return Err(wrong("a value for it")),
+                    None => {
+                        return Err(bad(format!(
+                            "there is no option {name:?} for this port: trains, buffer, faults, pcap and trace exist for all, ip, port, mac and mtu for ports of frames"
+                        )));
+                    }
+                },
             }
+        }
+        if let PortKind::Dgram(options) = &config.kind
+            && options.ip.is_unspecified()
+        {
+            return Err(bad(
+                "say which address it has in the guest's network: ip=ADDR".to_owned(),
+            ));
         }
         Ok(config)
     }
@@ -149,14 +251,32 @@ impl FromStr for PortConfig {
 
 impl fmt::Display for PortConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PortKind::Udp(addr) = self.kind;
-        write!(f, "udp://{addr}")?;
         let mut separator = '?';
         let mut option = |f: &mut fmt::Formatter<'_>, text: String| {
             write!(f, "{separator}{text}")?;
             separator = '&';
             Ok(())
         };
+        match &self.kind {
+            PortKind::Udp(addr) => write!(f, "udp://{addr}")?,
+            PortKind::Raw(o) => {
+                write!(f, "raw:{}", o.interface)?;
+                if let Some(ip) = o.ip {
+                    option(f, format!("ip={ip}"))?;
+                }
+                if o.udp_port != DEFAULT_PORT {
+                    option(f, format!("port={}", o.udp_port))?;
+                }
+            }
+            PortKind::Dgram(o) => {
+                write!(f, "dgram:{},{}", o.local, o.remote)?;
+                let mac = o.mac.map(|b| format!("{b:02x}")).join(":");
+                option(
+                    f,
+                    format!("ip={}&port={}&mac={mac}&mtu={}", o.ip, o.udp_port, o.mtu),
+                )?;
+            }
+        }
         if !self.trains {
             option(f, "trains=off".to_owned())?;
         }
@@ -198,7 +318,24 @@ mod tests {
         let config: PortConfig = text.parse().unwrap();
         assert!(!config.trains && config.trace && config.buffer == 8 << 20);
         assert_eq!(config.to_string().parse::<PortConfig>().unwrap(), config);
+        for text in [
+            "raw:eth0",
+            "raw:eth0?ip=10.0.0.9&port=7",
+            "dgram:127.0.0.1:47000,127.0.0.1:47001?ip=192.168.77.1&mac=52:54:00:00:00:01&mtu=4200",
+            "dgram:/tmp/a,/tmp/b?ip=fd00::1",
+        ] {
+            let config: PortConfig = text.parse().unwrap();
+            assert_eq!(config.to_string().parse::<PortConfig>().unwrap(), config);
+        }
         for wrong in [
+            "dgram:/tmp/a",
+            "dgram:/tmp/a,/tmp/b",
+            "dgram:a,b?ip=10.0.0.1",
+            "dgram:/tmp/a,/tmp/b?ip=10.0.0.1&mac=1:2",
+            "dgram:/tmp/a,/tmp/b?ip=10.0.0.1&mac=ff:ff:ff:ff:ff:ff",
+            "dgram:/tmp/a,/tmp/b?ip=10.0.0.1&mtu=100",
+            "raw:eth0?mac=1",
+            "udp://127.0.0.1?ip=10.0.0.1",
             "tcp://x",
             "udp://host.example",
             "udp://127.0.0.1:99999",

@@ -59,6 +59,32 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Resul
     }
 }
 
+/// An instruction of a classic BPF program.
+pub(crate) type Filter = libc::sock_filter;
+
+/// Attaches a classic BPF program with option `name` of `SOL_SOCKET`.
+pub(crate) fn attach_filter(fd: BorrowedFd<'_>, name: i32, program: &[Filter]) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_ptr().cast_mut(),
+    };
+    // SAFETY: `program` describes a slice that outlives the call; the kernel copies it and does not write.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// A socket address as the kernel has it. Aligned for all of them.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
@@ -361,4 +387,66 @@ pub(crate) fn receive_messages(
         arrival.cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
     }
     Ok(came)
+}
+
+/// Asks for a property of a network interface (`SIOCGIF…`): the 24 bytes after the name in `struct ifreq`.
+pub(crate) fn interface(name: &str, request: u64) -> io::Result<[u8; 24]> {
+    if name.is_empty() || name.len() > 15 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut question = [0u64; 5];
+    for (at, byte) in name.bytes().enumerate() {
+        question[at / 8] |= u64::from(byte) << (8 * (at % 8));
+    }
+    // The shifts above are for little-endian words.
+    question = question.map(u64::to_le);
+    // SAFETY: `question` is 40 aligned bytes, the size of `struct ifreq`; the requests that this crate makes read and write nothing else.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request as _, question.as_mut_ptr()) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut answer = [0; 24];
+    for (word, bytes) in question[2..].iter().zip(answer.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
+    Ok(answer)
+}
+
+/// A socket for whole Ethernet frames of one interface; frames that go out there are not seen.
+pub(crate) fn packet_socket(index: u32, program: &[Filter]) -> io::Result<std::os::fd::OwnedFd> {
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers. Protocol 0: nothing arrives before the filter is in place.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above made it, and nobody else has it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    attach_filter(fd.as_fd(), libc::SO_ATTACH_FILTER, program)?;
+    set_option(
+        fd.as_fd(),
+        libc::SOL_PACKET,
+        libc::PACKET_IGNORE_OUTGOING,
+        1,
+    )?;
+    // SAFETY: all zeroes are a valid sockaddr_ll.
+    let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    addr.sll_family = libc::AF_PACKET as u16;
+    addr.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    addr.sll_ifindex = index as i32;
+    // SAFETY: the pointer and length are those of `addr`, which the kernel only reads.
+    let rc = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            (&raw const addr).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 {
+        Ok(fd)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
