@@ -37,10 +37,10 @@ pub struct Counters {
     pub unexpected_packets: u64,
     /// Requester: NAKs for a missing packet.
     pub packet_seq_err: u64,
-    /// Requester: NAKs because no receive was posted there.
-    pub rnr_nak_recvd: u64,
-    /// Requester: messages that failed because the peer had no receive for too long.
+    /// Requester: NAKs because no receive was posted there, with tries left.
     pub rnr_nak_retry_err: u64,
+    /// Requester: messages that failed because the peer had no receive for too long.
+    pub req_rnr_retries_exceeded: u64,
     /// Requester: an answer to a READ or atomic was missing and is asked for again.
     pub implied_nak_seq_err: u64,
     /// Requester: time-outs.
@@ -90,8 +90,8 @@ impl Counters {
             ("uc_dropped_messages", self.uc_dropped_messages),
             ("unexpected_packets", self.unexpected_packets),
             ("packet_seq_err", self.packet_seq_err),
-            ("rnr_nak_recvd", self.rnr_nak_recvd),
             ("rnr_nak_retry_err", self.rnr_nak_retry_err),
+            ("req_rnr_retries_exceeded", self.req_rnr_retries_exceeded),
             ("implied_nak_seq_err", self.implied_nak_seq_err),
             ("local_ack_timeout_err", self.local_ack_timeout_err),
             (

@@ -128,7 +128,8 @@ pub trait Memory {
     /// Scatters bytes of a SEND into the receive that was taken.
     ///
     /// # Errors
-    /// The NAK to send ([`Refusal::Invalid`] where the message is longer than the receive). The implementor completes the receive in error.
+    /// The NAK to send ([`Refusal::Invalid`] where the message is longer than the receive). The implementor completes the receive in error;
+    /// it is not named again.
     fn scatter(&mut self, offset: u32, bytes: &[u8]) -> Result<Status, Refusal>;
 
     /// Completes the oldest receive that was taken and not completed. Everything it announces has settled.

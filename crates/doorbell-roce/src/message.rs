@@ -49,6 +49,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// Does it consume a receive at the responder?
+    pub const fn is_received(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { imm: Some(_), .. })
+    }
+
     /// Does the responder answer it with data?
     pub const fn is_read_like(&self) -> bool {
         matches!(

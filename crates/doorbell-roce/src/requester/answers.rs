@@ -39,8 +39,21 @@ impl Requester {
             return;
         }
         self.window.acknowledged(packets as u32);
-        self.rnr_tries = 0;
+        if self.rnr_until.is_none() {
+            self.rnr_tries = 0;
+        }
         self.went_back = None;
+        if let Some((psn, fault)) = self.fault {
+            match self.una.since(psn) {
+                0 => {
+                    self.fail(psn, Failure::Local(fault));
+                    return;
+                }
+                // It had been sent once before, and arrived.
+                1.. => self.fault = None,
+                _ => {}
+            }
+        }
         while self
             .reads
             .front()
@@ -72,19 +85,28 @@ impl Requester {
                 }
             }
             AethKind::RnrNak { timer } => {
-                counters.rnr_nak_recvd += 1;
+                let before = self.una;
                 if !self.advance(psn) {
+                    counters.rnr_nak_retry_err += 1;
                     self.missing_answer(counters);
+                    return;
+                }
+                if self.una != before {
+                    self.rnr_tries = 0;
+                } else if self.rnr_until.is_some_and(|until| now < until) {
+                    // The network doubled it: nothing was sent since the first.
+                    counters.unexpected_packets += 1;
                     return;
                 }
                 if self.rnr_retry < 7 {
                     if self.rnr_tries >= self.rnr_retry {
-                        counters.rnr_nak_retry_err += 1;
+                        counters.req_rnr_retries_exceeded += 1;
                         self.fail(psn, Failure::RnrRetry);
                         return;
                     }
                     self.rnr_tries += 1;
                 }
+                counters.rnr_nak_retry_err += 1;
                 self.go_back(psn);
                 self.timer.stop();
                 self.rnr_until = Some(now.saturating_add(rnr_timer_ns(timer)));

@@ -12,7 +12,7 @@ use doorbell_wire::roce::{AtomicEth, Bth, Ext, Header, Opcode, Place, Psn, Reth,
 
 use crate::congestion::Window;
 use crate::counters::Counters;
-use crate::memory::Memory;
+use crate::memory::{LocalFault, Memory};
 use crate::message::{Event, Failure, Message, Op, PostError};
 use crate::{Config, connection};
 use timer::{Expired, Timer};
@@ -20,7 +20,7 @@ use timer::{Expired, Timer};
 /// The most bytes of a message (volume 1, 9.7.2).
 const MAX_MESSAGE: u32 = 1 << 31;
 /// Sequence numbers under way, at most: which of two is later has to be known.
-const MAX_PSNS: u32 = (1 << 23) - 1;
+pub(crate) const MAX_PSNS: u32 = (1 << 23) - 1;
 /// Message ends without AckReq, at most.
 const ENDS_PER_ACK: u32 = 16;
 
@@ -71,6 +71,9 @@ pub(crate) struct Requester {
     /// `una` when we last went back because of an answer: once for each, time-outs do the rest.
     went_back: Option<Psn>,
 
+    /// Local memory failed at this packet. Nothing is sent from here on; the message fails when everything before it has been answered.
+    fault: Option<(Psn, LocalFault)>,
+
     /// What to tell, each after its ticket has settled.
     events: VecDeque<(u64, Event)>,
     /// The newest ticket of [`Memory::store`].
@@ -102,6 +105,7 @@ impl Requester {
             rnr_until: None,
             rnr_tries: 0,
             went_back: None,
+            fault: None,
             events: VecDeque::new(),
             ticket: 0,
             failed: false,
@@ -220,6 +224,7 @@ impl Requester {
         self.failed = true;
         self.timer.stop();
         self.rnr_until = None;
+        self.fault = None;
         let mut failure = failure;
         while let Some(posted) = self.messages.pop_front() {
             let token = posted.message.token;
@@ -257,7 +262,14 @@ impl Requester {
             Transport::Rc => self.window.packets().saturating_sub(in_flight),
             Transport::Uc => u32::MAX,
         };
-        if room == 0 || (posted.message.fence && index == 0 && !self.reads.is_empty()) {
+        if room == 0 || self.fault.is_some_and(|(psn, _)| psn == self.next) {
+            return None;
+        }
+        // What a READ before the fence brought may be what is to be sent: it has to be there.
+        if posted.message.fence
+            && index == 0
+            && (!self.reads.is_empty() || self.ticket > memory.settled())
+        {
             return None;
         }
         if posted.message.op.is_read_like() {
@@ -279,7 +291,7 @@ impl Requester {
         };
         let (opcode, ext) = self.data_header(&posted.message, place);
         let mut bth = Bth::new(opcode, self.dest_qpn, self.next);
-        bth.solicited = posted.message.solicited && last;
+        bth.solicited = posted.message.solicited && last && posted.message.op.is_received();
         bth.pad = (len.wrapping_neg() & 3) as u8;
         bth.ack_req = self.transport == Transport::Rc && self.wants_ack(last, room);
         let header = Header { bth, ext };
@@ -294,7 +306,7 @@ impl Requester {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(fault) => {
-                    self.fail(self.next, Failure::Local(fault));
+                    self.local_fault(fault);
                     return None;
                 }
             }
@@ -423,9 +435,24 @@ impl Requester {
         }
     }
 
+    /// The packet at `next` cannot be made.
+    fn local_fault(&mut self, fault: LocalFault) {
+        if self.una == self.next {
+            self.fail(self.next, Failure::Local(fault));
+            return;
+        }
+        // Messages before it are under way: what becomes of them is the peer's to say.
+        self.fault = Some((self.next, fault));
+        if self.since_ack > 0 {
+            // The last of them asked for no answer; sent again, it does.
+            self.go_back(self.next.sub(1));
+        }
+    }
+
     /// Whoever stops sending must have asked for an answer, or only a time-out would go on.
     fn wants_ack(&self, last: bool, room: u32) -> bool {
-        let nothing_follows = last && self.current + 1 == self.messages.len();
+        let nothing_follows = (last && self.current + 1 == self.messages.len())
+            || self.fault.is_some_and(|(psn, _)| psn == self.next.add(1));
         let quarter = (self.window.packets() / 4).max(1);
         nothing_follows
             || room == 1

@@ -11,6 +11,8 @@ pub(crate) struct Timer {
     unit: u64,
     /// All intervals together; `None`: no end.
     total: Option<u64>,
+    /// Tries after the first, at most.
+    retries: u32,
     tries: u32,
     /// Since when nothing has come.
     started: u64,
@@ -32,6 +34,7 @@ impl Timer {
         Self {
             unit: total.map_or(ENDLESS.0, |t| (t / units).max(1)),
             total,
+            retries: u32::from(config.retry_cnt),
             tries: 0,
             started: 0,
             deadline: None,
@@ -66,21 +69,27 @@ impl Timer {
         if now < self.deadline? {
             return None;
         }
-        let end = self.total.map(|total| self.started.saturating_add(total));
-        // Who slept through all of it tries once more: the peer has had no chance.
-        if end.is_some_and(|end| now >= end) && self.tries > 0 {
+        let Some(total) = self.total else {
+            self.tries = (self.tries + 1).min(16);
+            let interval = (self.unit << self.tries).min(ENDLESS.1);
+            self.deadline = Some(now.saturating_add(interval));
+            return Some(Expired::Retry);
+        };
+        let end = self.started.saturating_add(total);
+        // Whoever slept through all of it tries once more, a short one: the peer has had no chance.
+        let overslept = now >= end && self.tries == 0;
+        if self.tries >= self.retries || (now >= end && !overslept) {
             self.deadline = None;
             return Some(Expired::Exhausted);
         }
         self.tries += 1;
-        let interval = match self.total {
-            Some(_) => self.unit << self.tries.min(32),
-            None => (self.unit << self.tries.min(16)).min(ENDLESS.1),
-        };
-        let next = now.saturating_add(interval);
-        self.deadline = Some(match end {
-            Some(end) if end > now => next.min(end),
-            _ => next,
+        self.deadline = Some(if overslept {
+            now.saturating_add(self.unit)
+        } else if self.tries == self.retries {
+            // What the division into intervals left over is the last one's.
+            end
+        } else {
+            end.min(now.saturating_add(self.unit << self.tries))
         });
         Some(Expired::Retry)
     }
@@ -110,11 +119,7 @@ mod tests {
                 }
             };
             assert_eq!(end - 1_000, (4096 << 14) * (u64::from(retry_cnt) + 1));
-            assert!(
-                tries >= u32::from(retry_cnt).max(1),
-                "{tries} of {retry_cnt}"
-            );
-            assert!(tries <= u32::from(retry_cnt) + 1);
+            assert_eq!(tries, retry_cnt, "each of them was used");
         }
     }
 

@@ -10,6 +10,7 @@ use doorbell_wire::roce::{AethKind, Ext, Kind, NakCode, Packet, Psn};
 use crate::Config;
 use crate::counters::Counters;
 use crate::memory::{Access, Atomic, Memory, Received, ReceivedKind, Refusal, Status};
+use crate::requester::MAX_PSNS;
 use replies::{Replies, Reply};
 
 /// The message that is being received.
@@ -270,6 +271,10 @@ impl Responder {
                     if write && current.holds_receive {
                         memory.unreceive();
                     }
+                    // A receive that could not be scattered into was completed, in error, by whoever could not.
+                    if let Some(current) = &mut self.current {
+                        current.holds_receive = false;
+                    }
                     return Err(refusal.into());
                 }
             }
@@ -312,14 +317,14 @@ impl Responder {
         let Some(&reth) = packet.ext.reth() else {
             return Err(Refusal::Invalid.into());
         };
-        if self.current.is_some() || reth.len > 1 << 31 || self.is_full() {
+        let packets = reth.len.div_ceil(self.mtu).max(1);
+        if self.current.is_some() || packets > MAX_PSNS || self.is_full() {
             return Err(Refusal::Invalid.into());
         }
         if reth.len > 0 {
             memory.check(reth.rkey, reth.va, reth.len, Access::Read)?;
         }
         counters.rx_read_requests += 1;
-        let packets = reth.len.div_ceil(self.mtu).max(1);
         self.expected = self.expected.add(packets);
         self.msn = (self.msn + 1) & 0xff_ffff;
         self.remember(Resource::Read {
@@ -401,10 +406,8 @@ impl Responder {
     fn duplicate(&mut self, packet: &Packet<'_>) {
         let psn = packet.bth.psn;
         match packet.kind {
-            // One that is being refused for want of a receive has had its answer.
-            Kind::Send | Kind::Write if !self.told => {
-                self.acknowledge(ack(), self.expected.sub(1));
-            }
+            // Also while a NAK is out: it may have been lost, and a requester whose window has shrunk gets no further than these.
+            Kind::Send | Kind::Write => self.acknowledge(ack(), self.expected.sub(1)),
             Kind::ReadRequest => {
                 let Some(reth) = packet.ext.reth() else {
                     return;

@@ -111,17 +111,26 @@ impl Replies {
         }
     }
 
-    /// An answer to a duplicate; it replaces what is still to be sent of the first one.
+    /// An answer to a duplicate; it takes the place of what is still to be sent of the first one, before any later acknowledgement.
     pub(super) fn replay(&mut self, ticket: u64, reply: Reply) {
         let (begin, end) = reply.range();
-        self.queue.retain(|(_, queued)| {
+        let same = |queued: &Reply| {
             let (first, last) = queued.range();
-            !(queued.is_answer() && first.since(end) < 0 && begin.since(last) < 0)
+            queued.is_answer() && first.since(end) < 0 && begin.since(last) < 0
+        };
+        let Some(place) = self.queue.iter().position(|(_, queued)| same(queued)) else {
+            // What was open before stays so until this, or a later, answer has been sent whole.
+            if self.queue.len() < self.limit {
+                self.queue.push_back((ticket, reply));
+            }
+            return;
+        };
+        let mut index = 0;
+        self.queue.retain(|(_, queued)| {
+            index += 1;
+            index - 1 == place || !same(queued)
         });
-        // What was open before stays so until this, or a later, answer has been sent whole.
-        if self.queue.len() < self.limit {
-            self.queue.push_back((ticket, reply));
-        }
+        self.queue[place].1 = reply;
     }
 
     /// Writes the next packet. An error names the request that has to be refused; nothing was written then.
@@ -140,7 +149,7 @@ impl Replies {
             return Ok(None);
         }
         // One ACK for all that have settled.
-        while let [(_, first), (next, second), ..] = self.queue.make_contiguous()
+        while let (Some((_, first)), Some((next, second))) = (self.queue.front(), self.queue.get(1))
             && first.is_ack()
             && second.is_ack()
             && *next <= settled

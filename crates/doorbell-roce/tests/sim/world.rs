@@ -378,7 +378,7 @@ impl World {
             summary.completed += end.direction.completed() as u64;
             summary.failed |= end.direction.failure().is_some();
             summary.retransmitted += counters.retransmitted_packets;
-            summary.rnr += counters.rnr_nak_recvd;
+            summary.rnr += counters.rnr_nak_retry_err;
             summary.cnp += counters.rp_cnp_handled;
         }
         summary
