@@ -239,7 +239,7 @@ fn peer_we_request() {
     talk.say("sync2");
     done(end.run(RC, Op::Send { imm: None }, 0, 12));
     assert!(
-        end.qps[RC].connection.counters().rnr_nak_recvd > 0,
+        end.qps[RC].connection.counters().rnr_nak_retry_err > 0,
         "it was not ready at first"
     );
     guest.expect("mem[0]=00 mem[4096..]=0001 atomic=a5a5 uc[12288]=00");
