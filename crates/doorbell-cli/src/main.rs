@@ -4,6 +4,7 @@ mod args;
 mod config;
 mod cputime;
 mod environment;
+mod explain;
 mod info;
 mod lists;
 mod perf;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Man(args) => ship::man(args),
         Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
         Command::Serve(args) => serve::run(args),
+        Command::Explain(args) => explain::run(args),
     };
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,

@@ -136,6 +136,11 @@ pub trait ProviderQp: Send + Sync {
     /// The address at which the GPU rings.
     fn doorbell(&self) -> u64;
 
+    /// What was last rung, as an eight-byte word; `None` if it cannot be read back.
+    fn peek_doorbell(&self) -> Option<u64> {
+        None
+    }
+
     /// `EXT_*` flags of [`doorbell_device::layout::QpExt`].
     fn ext_flags(&self) -> u32;
 

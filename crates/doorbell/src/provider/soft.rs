@@ -364,6 +364,11 @@ impl ProviderQp for SoftQp {
         self.doorbell
     }
 
+    fn peek_doorbell(&self) -> Option<u64> {
+        // SAFETY: `slot` keeps its array mapped; doorbells are single 8-byte stores.
+        Some(unsafe { self.slot.word().load() })
+    }
+
     fn ext_flags(&self) -> u32 {
         EXT_SOFT_ENGINE
     }

@@ -23,6 +23,7 @@ mod any;
 mod builder;
 mod cq;
 mod export;
+mod peek;
 mod queue;
 mod typed;
 

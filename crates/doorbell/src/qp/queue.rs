@@ -47,6 +47,13 @@ impl QueueMemory {
         piece(&self.words, 0, 4)
     }
 
+    /// The record's bytes now.
+    pub(crate) fn read_record(&self) -> Result<[u8; 4]> {
+        let mut record = [0; 4];
+        self.words.read(0, &mut record)?;
+        Ok(record)
+    }
+
     pub(crate) fn error(&self) -> Piece {
         piece(&self.words, LINE, 8)
     }
