@@ -33,13 +33,15 @@ pub enum Failure {
     EngineDown,
     /// The ring stayed full until the deadline; nothing was posted.
     NoSpace,
-    /// The arguments cannot be posted on this QP: more slots than the ring has or than one call takes ([`crate::MAX_SLOTS`]), an
-    /// unsignalled or two-slot WQE on a per-slot CQ, a length that inline data cannot have, no companion, an extension of another version.
+    /// The arguments cannot be posted on this QP: more slots than the ring has or than one call takes ([`crate::MAX_SLOTS`]), no receive
+    /// queue, an unsignalled or two-slot WQE on a per-slot CQ, a length that inline data cannot have, no companion, an extension of another version.
     Invalid,
     /// A thread that reserved slots before this one did not publish them in time: the QP is stuck until the host resets it.
     Stuck,
     /// The host gave the kernel up.
     Aborted,
+    /// The completion of a receive was overwritten by that of a later one: its slot was posted again before its message was taken.
+    Lapped,
 }
 
 impl Error {
@@ -59,6 +61,8 @@ impl Error {
     pub const STUCK: Self = Self::plain(8);
     /// See [`Failure::Aborted`].
     pub const ABORTED: Self = Self::plain(9);
+    /// See [`Failure::Lapped`].
+    pub const LAPPED: Self = Self::plain(10);
 
     const fn plain(kind: u8) -> Self {
         match NonZeroU64::new(kind as u64) {
@@ -91,7 +95,7 @@ impl Error {
     }
 
     /// The error as the C functions and the kernels' reports give it: the kind in bits 0..8 (1 completion, 2 timed out, 3 QP error,
-    /// 4 closed, 5 engine down, 6 no space, 7 invalid, 8 stuck, 9 aborted); for a completion also syndrome in 8..16, vendor
+    /// 4 closed, 5 engine down, 6 no space, 7 invalid, 8 stuck, 9 aborted, 10 lapped); for a completion also syndrome in 8..16, vendor
     /// syndrome in 16..24, and WQE index in 32..48. Never 0, and bit 63 is clear.
     #[inline(always)]
     pub const fn code(self) -> u64 {
@@ -123,6 +127,7 @@ impl Error {
             7 => Failure::Invalid,
             8 => Failure::Stuck,
             9 => Failure::Aborted,
+            10 => Failure::Lapped,
             _ => Failure::QpError,
         }
     }
@@ -151,7 +156,7 @@ impl fmt::Display for Error {
             Failure::Closed => f.write_str("the host closed the QP"),
             Failure::EngineDown => f.write_str("the engine that executes the QP is gone"),
             Failure::NoSpace => {
-                f.write_str("the send queue stayed full until the deadline: is its engine running?")
+                f.write_str("the queue stayed full until the deadline: is its engine running, do messages come?")
             }
             Failure::Invalid => {
                 f.write_str("this QP cannot take such a request (see Failure::Invalid)")
@@ -160,6 +165,9 @@ impl fmt::Display for Error {
                 f.write_str("an earlier thread never published its WQEs; reset the QP")
             }
             Failure::Aborted => f.write_str("the host gave the kernel up"),
+            Failure::Lapped => f.write_str(
+                "the receive was posted again before its completion was taken; take it first",
+            ),
         }
     }
 }
@@ -189,6 +197,7 @@ mod tests {
             (Error::INVALID, Failure::Invalid),
             (Error::STUCK, Failure::Stuck),
             (Error::ABORTED, Failure::Aborted),
+            (Error::LAPPED, Failure::Lapped),
         ] {
             assert_eq!(e.failure(), failure);
             assert_eq!(Error::from_code(e.code()), Some(e));

@@ -248,7 +248,7 @@ impl GpuQp {
 /// First word of a [`QpExt`]: "DBQX" in memory order.
 pub const EXT_MAGIC: u32 = u32::from_le_bytes(*b"DBQX");
 /// Version of [`QpExt`] that this code reads and writes.
-pub const EXT_VERSION: u32 = 1;
+pub const EXT_VERSION: u32 = 2;
 
 /// [`QpExt::flags`]: only the doorbell triggers the engine, which never acts on the record alone (a software HCA). The record
 /// may then be written ahead of the fence, and one fence orders WQEs, record and doorbell.
@@ -285,22 +285,45 @@ pub struct QpExt {
     pub companion_qp: u64,
     /// Address of the companion's [`QpExt`], or 0.
     pub companion_ext: u64,
-    /// Receive queue: address of the ring (reserved for later; 0).
+    /// Receive queue: address of the ring, 16-byte aligned; 0 if the QP has none.
     pub rq_addr: u64,
-    /// Receive queue: address of its doorbell record.
+    /// Receive queue: address of its doorbell record (a big-endian u32 of 16 bits).
     pub rq_dbrec: u64,
     /// Receive queue: slots - 1.
     pub rq_mask: u32,
-    /// Receive queue: bytes a slot.
+    /// Receive queue: bytes a slot, 16 times a power of two.
     pub rq_stride: u32,
-    /// Receive queue: slots posted.
+    /// Receive queue: next receive to hand out (see [`POISON`], which here only receive calls set).
     pub rq_pi: u64,
-    /// Receive queue: slots consumed.
+    /// Receive queue: every receive below it is known to be complete.
     pub rq_ci: u64,
-    /// Receive queue: its completion queue.
+    /// Receive queue: its completion queue, one CQE a receive ([`CqKind::PerSlot`]); its own consumer index is not used.
     pub rq_cq: GpuCq,
+    /// Receive queue: every receive below it is in the doorbell record.
+    pub rq_ready: u64,
+    /// Receive queue: the first error of a receive that device code saw, an [`ErrorWord`] value; set once and kept.
+    pub rq_error: u64,
     /// Zero.
-    pub reserved1: [u8; 72],
+    pub reserved1: [u8; 56],
+}
+
+/// What [`QpExt::set_rq`] needs. Addresses are those the kernel uses.
+#[derive(Clone, Copy, Debug)]
+pub struct RqInit {
+    /// Address of the ring of receives, 16-byte aligned.
+    pub ring: u64,
+    /// Receives in it; a power of two from 1 to [`MAX_DEPTH`].
+    pub depth: u32,
+    /// Bytes from one receive to the next: 16 times a power of two.
+    pub stride: u32,
+    /// Address of the doorbell record.
+    pub dbrec: u64,
+    /// Address of the CQEs, 64-byte aligned: `depth` of them. Initialise byte 63 of each to 0xf1.
+    pub cq: u64,
+    /// CQ number, 24 bits.
+    pub cqn: u32,
+    /// Where the CQEs lie.
+    pub cq_mem: MemType,
 }
 
 impl QpExt {
@@ -338,8 +361,42 @@ impl QpExt {
                 mem_type: 0,
                 reserved1: [0; 12],
             },
-            reserved1: [0; 72],
+            rq_ready: 0,
+            rq_error: 0,
+            reserved1: [0; 56],
         }
+    }
+
+    /// Gives it an idle receive queue.
+    ///
+    /// # Panics
+    /// If the depth or the stride is not a power of two in its range: the caller builds them.
+    pub fn set_rq(&mut self, init: &RqInit) {
+        assert!(
+            init.depth.is_power_of_two() && init.depth <= MAX_DEPTH,
+            "receive queue depth {} is not a power of two from 1 to {MAX_DEPTH}",
+            init.depth
+        );
+        assert!(
+            init.stride.is_power_of_two() && init.stride >= 16,
+            "a receive of {} bytes is not 16 times a power of two",
+            init.stride
+        );
+        self.rq_addr = init.ring;
+        self.rq_dbrec = init.dbrec;
+        self.rq_mask = init.depth - 1;
+        self.rq_stride = init.stride;
+        self.rq_cq = GpuCq {
+            cqe_daddr: init.cq,
+            cq_num: init.cqn,
+            cqe_num: init.depth,
+            cqe_mask: init.depth - 1,
+            cqe_size: 64,
+            cq_type: CqKind::PerSlot as u8,
+            mem_type: init.cq_mem as i32,
+            ..self.rq_cq
+        };
+        (self.rq_pi, self.rq_ready, self.rq_ci, self.rq_error) = (0, 0, 0, 0);
     }
 
     /// The bytes to copy to the GPU.
@@ -479,7 +536,7 @@ at!(GpuCq {
 at!(QpExt {
     magic = 0, version = 4, state = 8, flags = 12, error = 16, host_error = 24, sink_addr = 32, sink_key = 40,
     reserved0 = 44, companion_qp = 48, companion_ext = 56, rq_addr = 64, rq_dbrec = 72, rq_mask = 80, rq_stride = 84,
-    rq_pi = 88, rq_ci = 96, rq_cq = 104, reserved1 = 168,
+    rq_pi = 88, rq_ci = 96, rq_cq = 104, rq_ready = 168, rq_error = 176, reserved1 = 184,
 } size 256);
 
 at!(QpHandle { qp = 0, ext = 8 } size 16);

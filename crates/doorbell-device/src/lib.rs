@@ -1,4 +1,4 @@
-//! The calls a GPU thread makes to drive a NIC's queues itself: put, get, signal, atomics, wait, flush.
+//! The calls a GPU thread makes to drive a NIC's queues itself: put, get, signal, atomics, send, receive, wait, flush.
 //!
 //! One source, generic over [`Arch`], compiles to PTX (rustc's `nvptx64-nvidia-cuda`), to the host (an OS thread is a GPU
 //! thread) and under a model checker. It knows mlx5 queues in memory and nothing of CUDA, or of who executes the queue:
@@ -19,6 +19,7 @@ pub mod layout;
 mod ops;
 mod post;
 mod qp;
+mod recv;
 pub mod scope;
 pub mod sites;
 mod wait;
@@ -35,4 +36,5 @@ pub use error::{Error, Failure};
 pub use layout::QpHandle;
 pub use post::MAX_SLOTS;
 pub use qp::{Deadline, Post, Qp, Ticket};
-pub use wr::{Fetch, Local, MAX_INLINE, Masked, Wr};
+pub use recv::{Arrival, Received, RecvQueue};
+pub use wr::{Fetch, Local, MAX_INLINE, MAX_SEND_INLINE, Masked, Wr};

@@ -14,7 +14,7 @@ use crate::layout::{CqKind, GpuQp, QpExt, QpHandle};
 use crate::post::{pack, unpack};
 use crate::qp::{Deadline, Post, Qp, Ticket};
 use crate::scope::{Coop, Scope, Sharing, Thread};
-use crate::wr::{Fetch, Local, MAX_INLINE, Masked, PIECE, Wr, begins, place};
+use crate::wr::{Fetch, Local, MAX_INLINE, MAX_SEND_INLINE, Masked, PIECE, Wr, begins, place};
 
 impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// Posts `wr`. A transfer of more than 1 GiB becomes several posts, of 1 GiB each, rung together.
@@ -245,6 +245,74 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
                 seg::raddr(remote.addr.wrapping_add(u64::from(at)), remote.key),
                 seg::inline_words(len, [w[0], w[1], w[2]]),
                 Chunk::from_words(w[3], w[4], w[5], w[6]),
+            ];
+            place(slot, index, signal)
+        })
+    }
+
+    /// [`Qp::put`] of one message of at most 1 GiB, whose end takes a receive of the peer and hands it `imm`
+    /// ([`crate::RecvQueue`]); of no bytes too.
+    ///
+    /// # Errors
+    /// [`Error::INVALID`] for a longer one; as [`Qp::submit`].
+    #[inline(always)]
+    pub fn write_imm(
+        &self,
+        remote: Remote,
+        local: Local,
+        imm: u32,
+        how: Post,
+    ) -> Result<Ticket, Error> {
+        self.submit(Wr::PutImm { remote, local, imm }, how)
+    }
+
+    /// Sends `local`, at most 1 GiB, to the memory of the peer's next receive; of no bytes too.
+    ///
+    /// # Errors
+    /// [`Error::INVALID`] for a longer one; as [`Qp::submit`].
+    #[inline(always)]
+    pub fn send(&self, local: Local, how: Post) -> Result<Ticket, Error> {
+        self.submit(Wr::Send { local }, how)
+    }
+
+    /// [`Qp::send`] with an immediate.
+    ///
+    /// # Errors
+    /// As [`Qp::send`].
+    #[inline(always)]
+    pub fn send_imm(&self, local: Local, imm: u32, how: Post) -> Result<Ticket, Error> {
+        self.submit(Wr::SendImm { local, imm }, how)
+    }
+
+    /// Sends the first `len` bytes of `words`, which hold them in memory order; they travel inside the WQE, at most
+    /// [`crate::MAX_SEND_INLINE`].
+    ///
+    /// # Errors
+    /// [`Error::INVALID`] for a length beyond that or beyond `words`; as [`Qp::submit`].
+    #[inline(always)]
+    pub fn send_inline<const W: usize>(
+        &self,
+        words: [u32; W],
+        len: u32,
+        imm: Option<u32>,
+        how: Post,
+    ) -> Result<Ticket, Error> {
+        if len > MAX_SEND_INLINE || len > 4 * W as u32 {
+            return Err(Error::INVALID);
+        }
+        let word = |i: usize| if i < W { words[i] } else { 0 };
+        let maker = self.maker();
+        let (op, value) = match imm {
+            Some(imm) => (Opcode::SendImm, imm),
+            None => (Opcode::Send, 0),
+        };
+        let ds = if len == 0 { 1 } else { 1 + seg::inline_ds(len) };
+        self.post::<false>(1, ds, how, |_, index, signal| {
+            let slot = [
+                maker.ctrl_imm(op, ds, value),
+                seg::inline_words(len, [word(0), word(1), word(2)]),
+                Chunk::from_words(word(3), word(4), word(5), word(6)),
+                Chunk::from_words(word(7), word(8), word(9), word(10)),
             ];
             place(slot, index, signal)
         })

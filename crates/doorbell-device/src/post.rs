@@ -29,11 +29,12 @@ const CHUNKS: usize = 4;
 pub const MAX_SLOTS: u32 = 511;
 /// How much longer than its own deadline a poster waits for those before it to publish: they have their slots, and only write.
 /// It cannot give up harmlessly, so a short deadline must not make it.
-const PUBLISH_GRACE_NS: u64 = 2_000_000_000;
+pub(crate) const PUBLISH_GRACE_NS: u64 = 2_000_000_000;
 /// Spins between two looks at the clock.
 const LOOK: u32 = 16;
 
 /// A call that several threads make together, in progress.
+#[derive(Clone, Copy)]
 pub(crate) struct Turn {
     g: Group,
     /// Whether this thread is the one.
@@ -60,6 +61,46 @@ pub(crate) const fn unpack(v: u64) -> Result<u64, Error> {
         Some(e) => Err(e),
         None => Err(Error::QP_ERROR),
     }
+}
+
+/// Begins a call that the threads of the scope make together: one of them acts, after the others' writes.
+#[inline(always)]
+pub(crate) fn enter<A: Arch, S: Scope>(a: A) -> Turn {
+    match S::COOP {
+        Coop::Thread => Turn {
+            g: Group::alone(),
+            acts: true,
+        },
+        Coop::Warp => {
+            let g = a.warp();
+            Turn {
+                g,
+                acts: g.is_leader(),
+            }
+        }
+        Coop::Block => {
+            a.block_sync();
+            Turn {
+                g: Group::alone(),
+                acts: a.thread() == 0,
+            }
+        }
+    }
+}
+
+/// Ends it: all get the result of the one, packed.
+#[inline(always)]
+pub(crate) fn leave<A: Arch, S: Scope>(a: A, turn: Turn, result: u64) -> Result<u64, Error> {
+    unpack(match S::COOP {
+        Coop::Thread => result,
+        Coop::Warp => {
+            let said = a.broadcast64(turn.g, result);
+            // What the one acquired is visible to all.
+            a.sync(turn.g);
+            said
+        }
+        Coop::Block => a.block_broadcast64(result),
+    })
 }
 
 impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
@@ -99,46 +140,16 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         }
     }
 
-    /// Begins a call that the threads of the scope make together: one of them acts, after the others' writes.
+    /// See [`enter`].
     #[inline(always)]
     pub(crate) fn enter(&self) -> Turn {
-        let a = self.arch;
-        match S::COOP {
-            Coop::Thread => Turn {
-                g: Group::alone(),
-                acts: true,
-            },
-            Coop::Warp => {
-                let g = a.warp();
-                Turn {
-                    g,
-                    acts: g.is_leader(),
-                }
-            }
-            Coop::Block => {
-                a.block_sync();
-                Turn {
-                    g: Group::alone(),
-                    acts: a.thread() == 0,
-                }
-            }
-        }
+        enter::<A, S>(self.arch)
     }
 
-    /// Ends it: all get the result of the one, packed.
+    /// See [`leave`].
     #[inline(always)]
     pub(crate) fn leave(&self, turn: Turn, result: u64) -> Result<u64, Error> {
-        let a = self.arch;
-        unpack(match S::COOP {
-            Coop::Thread => result,
-            Coop::Warp => {
-                let said = a.broadcast64(turn.g, result);
-                // What the one acquired is visible to all.
-                a.sync(turn.g);
-                said
-            }
-            Coop::Block => a.block_broadcast64(result),
-        })
+        leave::<A, S>(self.arch, turn, result)
     }
 
     /// Lanes with one key are served together: same queue, same number of slots (so a lane's position gives its place), same options.

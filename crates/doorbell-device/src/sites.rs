@@ -62,9 +62,17 @@ sites! {
     LOCK_TAKE = Acquire Gpu;
     /// Gives it back.
     LOCK_GIVE = Release Gpu;
+    /// Waiting for those who took receives before us: their slots, and their record, come before ours.
+    RECV_TURN = Acquire Gpu;
+    /// Our receives, and those before them, become visible to the engine before the record does.
+    RECV_FENCE = Release Sys;
+    /// The receive doorbell record.
+    RECV_RECORD = Relaxed Sys;
+    /// Passes the turn on, with our receives and our record.
+    RECV_NEXT = Release Gpu;
     /// A CQE's last word: what the operation wrote is visible after it, and the slot is ours again.
     CQE_LOAD = Acquire Sys;
-    /// The body of an error CQE, read after its last word.
+    /// The body of an error CQE, or of a receive's, read after its last word.
     CQE_BODY = Relaxed Sys;
     /// The host's error word: what completed before the error is visible after it.
     HOST_ERROR_LOAD = Acquire Sys;

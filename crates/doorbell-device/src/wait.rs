@@ -312,6 +312,14 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         Some(self.settle(self.consumer(), word).verdict(index))
     }
 
+    /// The QP's first error as device code or the host wrote it down; nothing is recorded by asking.
+    pub(crate) fn why(arch: A, handle: QpHandle) -> ErrorWord {
+        Self::again(arch, handle).map_or(ErrorWord::NONE, |qp| match qp.recorded() {
+            ErrorWord::NONE => qp.host_error(),
+            word => word,
+        })
+    }
+
     fn recorded(&self) -> ErrorWord {
         if self.ext.is_null() {
             return ErrorWord::NONE;

@@ -14,6 +14,9 @@ pub(crate) const PIECE: u64 = 1 << 30;
 /// Longest payload inside a one-slot WQE, in bytes.
 pub const MAX_INLINE: u32 = 28;
 
+/// Longest payload inside a one-slot SEND, in bytes: no remote address takes room.
+pub const MAX_SEND_INLINE: u32 = 44;
+
 /// Local memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Local {
@@ -74,6 +77,18 @@ pub enum Wr {
         local: Local,
     },
     Dump,
+    PutImm {
+        remote: Remote,
+        local: Local,
+        imm: u32,
+    },
+    Send {
+        local: Local,
+    },
+    SendImm {
+        local: Local,
+        imm: u32,
+    },
     SignalAdd {
         remote: Remote,
         add: u64,
@@ -136,6 +151,12 @@ impl Wr {
         match *self {
             Self::PutValue { len, .. } if !matches!(len, 1 | 2 | 4 | 8) => Err(Error::INVALID),
             Self::MaskedCompareSwap { .. } if matches!(cq, CqKind::PerSlot) => Err(Error::INVALID),
+            // One message, so it cannot become several.
+            Self::PutImm { local, .. } | Self::Send { local } | Self::SendImm { local, .. }
+                if local.len > PIECE =>
+            {
+                Err(Error::INVALID)
+            }
             _ => Ok(()),
         }
     }
@@ -156,8 +177,9 @@ impl Wr {
     pub(crate) const fn used(&self) -> u32 {
         match self {
             Self::Nop => 1,
-            Self::Dump => 2,
+            Self::Dump | Self::Send { .. } | Self::SendImm { .. } => 2,
             Self::Put { .. }
+            | Self::PutImm { .. }
             | Self::PutValue { .. }
             | Self::Get { .. }
             | Self::GetVisible { .. } => 3,
@@ -267,6 +289,17 @@ impl Maker {
             }
             Wr::PutSignal { signal, add, .. } => self.add(signal, add),
             Wr::SignalAdd { remote, add } => self.add(remote, add),
+            Wr::PutImm { remote, local, imm } => {
+                let ds = if local.len == 0 { 2 } else { 3 };
+                [
+                    self.ctrl_imm(Opcode::RdmaWriteImm, ds, imm),
+                    seg::raddr(remote.addr, remote.key),
+                    seg::data(local.len as u32, local.key, local.addr),
+                    Chunk::ZERO,
+                ]
+            }
+            Wr::Send { local } => self.send(Opcode::Send, local, 0),
+            Wr::SendImm { local, imm } => self.send(Opcode::SendImm, local, imm),
             Wr::PutValue { remote, value, len } => [
                 self.ctrl(Opcode::RdmaWrite, 0, 3, flags::CQ_UPDATE),
                 seg::raddr(remote.addr, remote.key),
@@ -354,6 +387,30 @@ impl Maker {
             fm_ce_se,
             0,
         )
+    }
+
+    #[inline(always)]
+    pub(crate) const fn ctrl_imm(self, opcode: Opcode, ds: u32, imm: u32) -> Chunk {
+        seg::ctrl_raw(
+            0,
+            opcode as u8,
+            0,
+            (self.qpn.get() << 8 | ds).swap_bytes(),
+            flags::CQ_UPDATE,
+            imm,
+        )
+    }
+
+    /// SEND of at most [`PIECE`] bytes; none at all is a message too.
+    #[inline(always)]
+    const fn send(self, op: Opcode, local: Local, imm: u32) -> Slot {
+        let ds = if local.len == 0 { 1 } else { 2 };
+        [
+            self.ctrl_imm(op, ds, imm),
+            seg::data(local.len as u32, local.key, local.addr),
+            Chunk::ZERO,
+            Chunk::ZERO,
+        ]
     }
 
     /// A transfer of at most [`PIECE`] bytes.

@@ -359,7 +359,7 @@ fn what_a_queue_cannot_take_is_refused() {
     });
     assert_eq!(per_slot.index(0), 0, "something was reserved");
     let other = Nic::new(Shape::default(), 64);
-    other.set_ext_version(2);
+    other.set_ext_version(doorbell_device::layout::EXT_VERSION + 1);
     let grid = HostGrid::<1>::new(1, 1, Hooks::default());
     let thread = grid.thread(0, 0);
     // SAFETY: as `with`.

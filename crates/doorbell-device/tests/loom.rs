@@ -14,9 +14,13 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use doorbell_device::arch::{At, Group, Order};
-use doorbell_device::layout::{CqKind, EXT_SOFT_ENGINE, GpuQp, MemType, NicHandler, QpExt, QpInit};
+use doorbell_device::layout::{
+    CqKind, EXT_SOFT_ENGINE, GpuQp, MemType, NicHandler, QpExt, QpInit, RqInit,
+};
 use doorbell_device::scope::{Thread, sharing};
-use doorbell_device::{Arch, Chunk, Deadline, Key, Post, Qp, QpHandle, Remote, Ticket, sites};
+use doorbell_device::{
+    Arch, Chunk, Deadline, Key, Local, Post, Qp, QpHandle, RecvQueue, Remote, Ticket, sites,
+};
 use doorbell_wire::cqe::{CqeTail, Kind};
 use doorbell_wire::{Ctrl, Qpn, db};
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -37,6 +41,9 @@ const RING: usize = 0x10_0000;
 const CQ: usize = 0x20_0000;
 const RECORD: usize = 0x30_0000;
 const DB: usize = 0x40_0000;
+const RQ: usize = 0x50_0000;
+const RQ_RECORD: usize = 0x60_0000;
+const RCQ: usize = 0x70_0000;
 const QPN: u32 = 0x1234;
 
 #[derive(Clone, Copy)]
@@ -245,12 +252,31 @@ impl World {
         if setup.soft {
             ext.flags = EXT_SOFT_ENGINE;
         }
+        ext.set_rq(&RqInit {
+            ring: RQ as u64,
+            depth: setup.depth,
+            stride: 16,
+            dbrec: RQ_RECORD as u64,
+            cq: RCQ as u64,
+            cqn: 2,
+            cq_mem: MemType::Host,
+        });
         let at = (&raw const *qp).addr();
         let mut words = HashMap::new();
         for offset in [0, 8, 16, 160 + 24] {
             words.insert(at + offset, AtomicU64::new(0));
         }
         words.insert((&raw const ext.error).addr(), AtomicU64::new(0));
+        for word in [
+            &raw const ext.rq_pi,
+            &raw const ext.rq_ready,
+            &raw const ext.rq_ci,
+        ] {
+            words.insert(word.addr(), AtomicU64::new(0));
+        }
+        for slot in 0..setup.depth as usize {
+            words.insert(RQ + slot * 16, AtomicU64::new(0));
+        }
         words.insert(DB, AtomicU64::new(db::doorbell_word(0, Qpn::truncate(QPN))));
         for slot in 0..setup.depth as usize {
             words.insert(RING + slot * 64, AtomicU64::new(0));
@@ -258,6 +284,7 @@ impl World {
         let mut halves = HashMap::new();
         halves.insert(at + 56, AtomicU32::new(0));
         halves.insert(RECORD, AtomicU32::new(0));
+        halves.insert(RQ_RECORD, AtomicU32::new(0));
         halves.insert(CQ + 60, AtomicU32::new(CqeTail::initial(1).0));
         Self {
             qp,
@@ -478,9 +505,45 @@ fn a_small_ring_turns(m: Option<u8>) {
     });
 }
 
+/// Two post a receive each; an engine looks once at the record, and what it says is there.
+fn two_post_receives(m: Option<u8>) {
+    model(SOFT, m, |w| {
+        let post = move || {
+            let recv: RecvQueue<'_, Model, Thread, sharing::Gpu> =
+                unsafe { RecvQueue::new(Model(w), w.handle()) }.expect("a receive queue");
+            let local = Local {
+                addr: 0x1000,
+                key: Key(1),
+                len: 8,
+            };
+            recv.recv_post(local, Deadline(u64::MAX)).expect("room");
+        };
+        let inspect = move |order| {
+            let posted = db::parse_record(w.halves[&RQ_RECORD].load(order));
+            for slot in 0..usize::from(posted) {
+                let first = w.words[&(RQ + slot * 16)].load(Ordering::Relaxed);
+                assert_ne!(first, 0, "{posted} posted, slot {slot} is not written");
+            }
+            posted
+        };
+        let t = thread::spawn(post);
+        let o = thread::spawn(move || {
+            inspect(Ordering::Acquire);
+        });
+        post();
+        t.join().expect("poster");
+        o.join().expect("observer");
+        assert_eq!(
+            inspect(Ordering::Relaxed),
+            2,
+            "the newest record is not the last"
+        );
+    });
+}
+
 type Scene = (&'static str, fn(Option<u8>));
 
-const SCENES: [Scene; 7] = [
+const SCENES: [Scene; 8] = [
     ("two_ring", two_ring),
     (
         "one_leaves_the_ringing_to_the_other",
@@ -491,6 +554,7 @@ const SCENES: [Scene; 7] = [
     ("two_ring_a_bare_queue", two_ring_a_bare_queue),
     ("two_wait_for_one", two_wait_for_one),
     ("a_small_ring_turns", a_small_ring_turns),
+    ("two_post_receives", two_post_receives),
 ];
 
 #[test]

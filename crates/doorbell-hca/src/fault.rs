@@ -33,6 +33,8 @@ pub enum Fault {
     NotConnected,
     PeerDead,
     NoReceive,
+    ReceiveTooShort,
+    ReceiveRefused,
     DmaFailed,
     EngineDown,
     Destroyed,
@@ -72,7 +74,7 @@ table! {
     BadQpn, LOCAL_QP_OP, Vendor::BAD_QPN, "the control segment or the doorbell names another QP";
     StaleIndex, LOCAL_QP_OP, Vendor::STALE_INDEX, "the control segment still carried another WQE index after re-reading it for the time allowed";
     BadDoorbell, LOCAL_QP_OP, Vendor::BAD_DOORBELL, "the producer index jumped further than the queue is deep";
-    BadLength, LOCAL_LENGTH, Vendor::BAD_LENGTH, "a DUMP of zero bytes, a message above 2^31 bytes, or an atomic's result of another size than its operand";
+    BadLength, LOCAL_LENGTH, Vendor::BAD_LENGTH, "a DUMP of zero bytes, a message above 2^31 bytes or longer than the receive that it found, or an atomic's result of another size than its operand";
     BadInline, LOCAL_QP_OP, Vendor::BAD_INLINE, "the inline length goes past the end of the WQE, or the opcode takes no inline data";
     UnsignalledPerSlot, LOCAL_QP_OP, Vendor::UNSIGNALLED_PER_SLOT, "an unsignalled or several-slot WQE on a QP whose CQ has one CQE per slot";
     BadWaitCq, LOCAL_QP_OP, Vendor::BAD_WAIT_CQ, "WAIT names a CQ that does not exist (any more)";
@@ -89,7 +91,9 @@ table! {
     Misaligned, REMOTE_INVAL_REQ, Vendor::MISALIGNED, "the target of an atomic is not aligned to its size";
     NotConnected, LOCAL_QP_OP, Vendor::NOT_CONNECTED, "a WQE was rung on a QP that was never connected";
     PeerDead, TRANSPORT_RETRY, Vendor::PEER_DEAD, "the target QP is in error or destroyed, or its process is gone";
-    NoReceive, RNR_RETRY, Vendor::NO_RECEIVE, "WRITE with immediate found no receive WQE at the target within the time allowed";
+    NoReceive, RNR_RETRY, Vendor::NO_RECEIVE, "SEND or WRITE with immediate found no receive WQE at the target within the time allowed";
+    ReceiveTooShort, REMOTE_INVAL_REQ, Vendor::BAD_LENGTH, "a SEND is longer than the receive that it found at the target, which fails too (`BadLength`)";
+    ReceiveRefused, REMOTE_OP, Vendor::LKEY_ACCESS, "the memory of the receive that a SEND found at the target may not be written; the target fails too and says why";
     DmaFailed, LOCAL_QP_OP, Vendor::DMA_FAILED, "the copy engine refused or failed a transfer to or from GPU memory";
     EngineDown, LOCAL_QP_OP, Vendor::ENGINE_DOWN, "the engine thread of this QP died";
     Destroyed, WR_FLUSH, Vendor::DESTROYED, "the QP was destroyed or failed by its owner";

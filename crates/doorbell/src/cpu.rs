@@ -22,6 +22,30 @@
 //! assert_eq!(&bytes, b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! With a receive queue it takes messages too. A receive is posted with its memory; the message that takes it is found by its
+//! ticket:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use doorbell::{Access, CpuQp, Device, GpuSelect, Place, cpu};
+//! # let device = Device::builder().gpu(GpuSelect::Host).open()?;
+//! # let pd = device.pd()?;
+//! # let mr = pd.register(&device.alloc(Place::Host, 4096)?, Access::ALL)?;
+//! mr.write(0, b"a message")?;
+//! let qp = pd.qp().receive_queue(16).build()?.connect_to_self()?;
+//! let mut cpu = CpuQp::new(&qp)?;
+//! let (queue, recv) = cpu.queues()?;
+//! let by = cpu::deadline(Duration::from_secs(5));
+//! let ticket = recv.recv_post(cpu::local(&mr, 1024, 64), by)?;
+//! queue.send_imm(cpu::local(&mr, 0, 9), 42, cpu::Post::by(by))?;
+//! let message = recv.recv_wait(ticket, by)?;
+//! assert_eq!((message.bytes, message.imm), (9, 42));
+//! # let mut bytes = [0; 9];
+//! # mr.read(1024, &mut bytes)?;
+//! # assert_eq!(&bytes, b"a message");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +55,7 @@ use doorbell_device::host::{Hooks, HostGrid, HostThread, clock_ns};
 use doorbell_device::scope::{Thread, sharing};
 use doorbell_wire::{Key, Remote};
 
-pub use doorbell_device::{Deadline, Local, Post, Ticket};
+pub use doorbell_device::{Arrival, Deadline, Local, Post, Received, Ticket};
 
 use crate::mr::{Mr, RemoteMr};
 use crate::qp::{Export, QpCore};
@@ -39,6 +63,10 @@ use crate::{Error, Result};
 
 /// A queue as one CPU thread posts to it: `doorbell-device`'s own queue pair.
 pub type CpuQueue<'a> = doorbell_device::Qp<'a, &'a HostThread<1>, Thread, sharing::Exclusive>;
+
+/// Its receive queue, likewise.
+pub type CpuRecvQueue<'a> =
+    doorbell_device::RecvQueue<'a, &'a HostThread<1>, Thread, sharing::Exclusive>;
 
 /// A queue pair that the CPU posts to.
 pub struct CpuQp {
@@ -73,6 +101,24 @@ impl CpuQp {
             value: e.to_string(),
             remedy: "export it with the same release",
         })
+    }
+
+    /// The queue and its receive queue, which the queue pair must have been made with.
+    pub fn queues(&mut self) -> Result<(CpuQueue<'_>, CpuRecvQueue<'_>)> {
+        let (thread, handle) = (&self.thread, self.export.handle());
+        // SAFETY: as in `queue`; send and receive queue are used independently, one value each.
+        let queue = unsafe { CpuQueue::new(thread, handle) }.map_err(|e| Error::Argument {
+            object: "exported queue pair",
+            value: e.to_string(),
+            remedy: "export it with the same release",
+        })?;
+        // SAFETY: as above.
+        let recv = unsafe { CpuRecvQueue::new(thread, handle) }.map_err(|_| Error::Argument {
+            object: "exported queue pair",
+            value: "no receive queue".to_owned(),
+            remedy: "make it with `QpBuilder::receive_queue`",
+        })?;
+        Ok((queue, recv))
     }
 
     /// The export.

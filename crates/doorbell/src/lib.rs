@@ -93,7 +93,7 @@ mod qp;
 pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Rendezvous};
 pub use config::{Config, HcaCores, OnError, RoceWrap, Setting, Settings, Source};
 pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
-pub use cpu::{CpuQp, CpuQueue};
+pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};
 pub use device::{AsyncError, Device, DeviceBuilder};
 pub use endpoint::{
     ENDPOINT_MAGIC, ENDPOINT_VERSION, Endpoint, EndpointError, LinkKind, MAX_REGIONS, RoceEndpoint,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use doorbell_device::QpHandle;
 use doorbell_device::layout::{
-    CqKind, EXT_SOFT_ENGINE, ErrorWord, GpuQp, MemType, NicHandler, QpExt, QpInit,
+    CqKind, EXT_SOFT_ENGINE, ErrorWord, GpuQp, MemType, NicHandler, QpExt, QpInit, RqInit,
 };
 use doorbell_wire::cqe::{self, CqeTail, Kind};
 use doorbell_wire::db::{self, Advance};
@@ -38,6 +38,10 @@ pub struct Shape {
     pub ext: bool,
     /// The extension says that only the doorbell triggers.
     pub soft: bool,
+    /// Receives of a receive queue; 0: none.
+    pub receives: u32,
+    /// Pieces of memory of a receive.
+    pub pieces: u32,
 }
 
 impl Default for Shape {
@@ -49,6 +53,8 @@ impl Default for Shape {
             start: 0,
             ext: true,
             soft: true,
+            receives: 0,
+            pieces: 1,
         }
     }
 }
@@ -114,6 +120,11 @@ pub struct Nic {
     db: Words,
     record: Words32,
     error: Words,
+    rq: Words,
+    rq_record: Words32,
+    rcq: Words32,
+    /// Receives consumed.
+    received: AtomicU64,
     /// The region.
     pub memory: Words,
     memory_words: usize,
@@ -143,6 +154,10 @@ impl Nic {
             db: Words::new(8, 0),
             record: Words32::new(1),
             error: Words::new(8, 0),
+            rq: Words::new((shape.receives * shape.pieces) as usize * 2, 0),
+            rq_record: Words32::new(1),
+            rcq: Words32::new(shape.receives as usize * 16),
+            received: AtomicU64::new(shape.start),
             memory: Words::new(memory_words, 0),
             memory_words,
             completed: AtomicU64::new(0),
@@ -184,6 +199,41 @@ impl Nic {
         ext.host_error = self.error.addr();
         ext.sink_addr = (self.memory_words as u64 - 1) * 8;
         ext.sink_key = KEY.0;
+        if self.shape.receives != 0 {
+            ext.set_rq(&RqInit {
+                ring: self.rq.addr(),
+                depth: self.shape.receives,
+                stride: 16 * self.shape.pieces,
+                dbrec: self.rq_record.addr(),
+                cq: self.rcq.addr(),
+                cqn: 0x78,
+                cq_mem: MemType::Host,
+            });
+            (ext.rq_pi, ext.rq_ready, ext.rq_ci) = (start, start, start);
+            // What a CQ holds that has come so far: CQEs of the lap before.
+            let lap = u64::from(self.shape.receives);
+            for index in start.saturating_sub(lap)..start {
+                self.receive_cqe(
+                    index,
+                    cqe::recv_chunks(
+                        Kind::ResponderSend,
+                        qpn(),
+                        index as u16,
+                        (index / lap) as u8 & 1,
+                        0,
+                        0,
+                    ),
+                );
+            }
+            for slot in start as usize..self.shape.receives as usize {
+                self.rcq
+                    .at(slot * 16 + 15)
+                    .store(CqeTail::initial(1).0, Ordering::Relaxed);
+            }
+            self.rq_record
+                .at(0)
+                .store(db::record(start), Ordering::Relaxed);
+        }
         write(&self.ext, &ext.to_bytes());
         for i in 0..self.shape.depth as usize {
             self.cq
@@ -500,6 +550,80 @@ impl Nic {
             other => panic!("not a WQE of these tests: {other}"),
         }
         Ok(())
+    }
+
+    fn receive_cqe(&self, index: u64, chunks: [Chunk; 4]) {
+        let slot = (index % u64::from(self.shape.receives)) as usize;
+        for (c, chunk) in chunks.into_iter().enumerate() {
+            for w in 0..4 {
+                self.rcq
+                    .at(slot * 16 + c * 4 + w)
+                    .store(chunk.word(w), Ordering::Release);
+            }
+        }
+    }
+
+    /// Receives posted and not consumed.
+    pub fn waiting(&self) -> u64 {
+        let record = db::parse_record(self.rq_record.at(0).load(Ordering::Acquire));
+        let waiting = record.wrapping_sub(self.received.load(Ordering::Relaxed) as u16);
+        assert!(
+            u32::from(waiting) <= self.shape.receives,
+            "{waiting} receives posted"
+        );
+        u64::from(waiting)
+    }
+
+    /// A message comes: consumes a receive if there is one, and puts `words` into its memory.
+    pub fn arrive(&self, kind: Kind, words: &[u64], imm: u32) -> bool {
+        if self.waiting() == 0 {
+            return false;
+        }
+        let index = self.received.fetch_add(1, Ordering::Relaxed);
+        let per = u64::from(self.shape.pieces);
+        let at = (index % u64::from(self.shape.receives)) * per;
+        let mut rest = words.iter();
+        for i in at..at + per {
+            let chunk = Chunk(std::array::from_fn(|w| {
+                self.rq.at(i as usize * 2 + w).load(Ordering::Relaxed)
+            }));
+            let piece = doorbell_wire::Local::parse(chunk);
+            if piece.key == Key(0x100) {
+                break;
+            }
+            assert_ne!(piece.len, 0, "2^31 bytes to some devices");
+            if kind == Kind::ResponderWriteImm {
+                continue;
+            }
+            for (i, word) in (0..u64::from(piece.len) / 8).zip(&mut rest) {
+                self.word(piece.key, piece.addr + i * 8)
+                    .expect("a receive in the region")
+                    .store(*word, Ordering::Relaxed);
+            }
+        }
+        if kind != Kind::ResponderWriteImm {
+            assert_eq!(rest.next(), None, "the receive is too short");
+        }
+        let owner = (index / u64::from(self.shape.receives)) as u8 & 1;
+        let bytes = words.len() as u32 * 8;
+        self.receive_cqe(
+            index,
+            cqe::recv_chunks(kind, qpn(), index as u16, owner, bytes, imm),
+        );
+        true
+    }
+
+    /// The next receives fail.
+    pub fn fail_receives(&self, n: u64, syndrome: Syndrome, vendor: Vendor) {
+        for _ in 0..n {
+            let index = self.received.fetch_add(1, Ordering::Relaxed);
+            let owner = (index / u64::from(self.shape.receives)) as u8 & 1;
+            let kind = Kind::ResponderError;
+            self.receive_cqe(
+                index,
+                cqe::error_chunks(kind, qpn(), 0, index as u16, owner, syndrome, vendor),
+            );
+        }
     }
 
     /// The engine on a thread of its own while `f` runs; stops it however `f` ends.

@@ -30,7 +30,7 @@ pub(super) enum Step {
 }
 
 /// What executing a request came to.
-enum Outcome {
+pub(super) enum Outcome {
     /// Complete; so many bytes moved.
     Complete(u32),
     /// A copy engine has it.
@@ -40,7 +40,7 @@ enum Outcome {
 }
 
 /// The largest message (IB's limit).
-const MAX_MESSAGE: u64 = 1 << 31;
+pub(super) const MAX_MESSAGE: u64 = 1 << 31;
 
 impl EngineQp {
     /// Looks at the WQE in slot `exec`.
@@ -199,7 +199,8 @@ impl EngineQp {
                 self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;
                 self.after_copies(local.len)
             }
-            Request::Send { .. } => Err(Fault::Unsupported),
+            // SAFETY: passed on.
+            Request::Send { local, imm } => unsafe { self.send(cx, ctrl, local, imm, wqe) },
             // SAFETY: passed on.
             Request::Write { remote, local, imm } => unsafe {
                 self.transfer(cx, ctrl, remote, local, imm, false, wqe)
@@ -271,7 +272,7 @@ impl EngineQp {
         })
     }
 
-    fn wait_for_copies(&mut self) -> bool {
+    pub(super) fn wait_for_copies(&mut self) -> bool {
         if self.cold.copies.is_empty() {
             return false;
         }
@@ -415,17 +416,8 @@ impl EngineQp {
         match delivery {
             Delivery::Delivered => Ok(Ok(())),
             Delivery::Failed(fault) => Err(fault),
-            Delivery::Pending | Delivery::NoReceive => {
-                let since = since.unwrap_or_else(Instant::now);
-                if since.elapsed() < cx.inner.config.rnr_limit {
-                    return Ok(Err(since));
-                }
-                Err(if delivery == Delivery::NoReceive {
-                    Fault::NoReceive
-                } else {
-                    Fault::PeerDead
-                })
-            }
+            Delivery::Pending => patience(cx, since, Fault::PeerDead).map(Err),
+            Delivery::NoReceive => patience(cx, since, Fault::NoReceive).map(Err),
         }
     }
 
@@ -536,6 +528,20 @@ impl EngineQp {
         }
         self.park = Some(Park::Copies);
         Outcome::Parked
+    }
+}
+
+/// Since when the target has had no receive; `fault` once that is too long.
+pub(super) fn patience(
+    cx: &Cx<'_>,
+    since: Option<Instant>,
+    fault: Fault,
+) -> Result<Instant, Fault> {
+    let since = since.unwrap_or_else(Instant::now);
+    if since.elapsed() < cx.inner.config.rnr_limit {
+        Ok(since)
+    } else {
+        Err(fault)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use doorbell_wire::{Ctrl, Payload, Piece as WqePiece, Remote, Width};
+use doorbell_wire::{Ctrl, Opcode, Payload, Piece as WqePiece, Remote, Width};
 
 use super::Cx;
 use super::exec::Step;
@@ -25,6 +25,8 @@ struct Issued {
     ctrl: Ctrl,
     byte_cnt: u32,
     imm: Option<u32>,
+    /// A SEND: completes the receive that it has taken.
+    send: bool,
     result: Option<Result<(), Fault>>,
     /// Since when its immediate has been waiting for a receive.
     waiting: Option<Instant>,
@@ -72,6 +74,7 @@ impl EngineQp {
         while let Some(issued) = self.cold.copies.issued.front().copied() {
             let Some(result) = issued.result else { break };
             let delivered = match result {
+                Ok(()) if issued.send => self.finish_send(issued.imm, issued.byte_cnt),
                 Ok(()) => self.deliver(cx, issued.at, issued.imm, issued.byte_cnt, issued.waiting),
                 Err(fault) => Err(fault),
             };
@@ -197,6 +200,22 @@ impl EngineQp {
         self.start(cx, ctrl, work, old.len() as u32, None);
     }
 
+    /// Hands the moves of a SEND to the core's copy pipeline. No other copies of this QP are under way.
+    pub(super) fn issue_send(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        pieces: Vec<Piece>,
+        byte_cnt: u32,
+        imm: Option<u32>,
+    ) {
+        let work = Work::Copy {
+            pieces: Pieces::Many(pieces),
+            signal: true,
+        };
+        self.start(cx, ctrl, work, byte_cnt, imm);
+    }
+
     fn may_issue(&self, ctrl: Ctrl) -> bool {
         let copies = &self.cold.copies;
         !copies.is_full() && (copies.is_empty() || !ctrl.fenced())
@@ -219,6 +238,7 @@ impl EngineQp {
             ctrl,
             byte_cnt,
             imm,
+            send: matches!(ctrl.opcode(), Ok(Opcode::Send | Opcode::SendImm)),
             result: None,
             waiting: None,
         });

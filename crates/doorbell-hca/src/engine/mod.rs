@@ -14,6 +14,7 @@ mod keys;
 mod qp;
 pub(crate) mod recv;
 mod scan;
+mod send;
 mod slices;
 pub(crate) mod thread;
 
@@ -66,7 +67,7 @@ pub(crate) struct Core {
     lines: Lines,
     /// QPs in use.
     listed: Vec<u32>,
-    /// QPs with a receive queue and a peer that may send them immediates.
+    /// QPs with a receive queue.
     receivers: Vec<u32>,
     /// Slots of QPs that the sweep found; scratch.
     found: Vec<u32>,
@@ -143,7 +144,7 @@ impl Core {
             i += 1;
         }
         if !self.receivers.is_empty() {
-            turns += self.receive();
+            turns += self.receive(inner);
         }
         let rounds = slot.rounds.load(Ordering::Relaxed).wrapping_add(1);
         slot.rounds.store(rounds, Ordering::Relaxed);
@@ -189,10 +190,19 @@ impl Core {
         ended
     }
 
-    /// Gives peers' immediates to the receive queues of QPs here.
-    #[cold]
-    fn receive(&mut self) -> u64 {
+    /// Gives peers' immediates to the receive queues of QPs here, and fails those whose receives failed.
+    fn receive(&mut self, inner: &Inner) -> u64 {
         let mut done = 0;
+        for i in 0..self.receivers.len() {
+            let slot = self.receivers[i];
+            let fault = self
+                .qp(slot)
+                .and_then(|qp| qp.cold.shared.take_recv_fault());
+            if let Some(fault) = fault {
+                self.abandon(inner, slot, fault);
+                done += 1;
+            }
+        }
         for &slot in &self.receivers {
             let Some(qp) = self.qps[slot as usize].as_deref_mut() else {
                 continue;
@@ -299,7 +309,7 @@ impl Core {
         };
         qp.keys = Keys::EMPTY;
         qp.cold.shared.set_state(QpState::Ready);
-        let receives = matches!(qp.cold.target, Target::Peer(_)) && qp.cold.shared.recv.is_some();
+        let receives = qp.cold.shared.recv.is_some();
         self.receivers.retain(|s| *s != slot);
         if receives {
             self.receivers.push(slot);

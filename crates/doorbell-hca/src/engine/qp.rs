@@ -100,6 +100,8 @@ pub(super) struct ColdQp {
     /// Since when the target has not been ready.
     pub(super) unready_since: Option<Instant>,
     pub(super) copies: super::jobs::CopyQueue,
+    /// The QP whose receive a SEND of ours has taken, and the number of what was taken.
+    pub(super) holding: Option<(Arc<QpShared>, u64)>,
 }
 
 // SAFETY: the raw pointers inside are addresses of registered memory (see `keys`), used only by the core that owns the QP.
@@ -167,6 +169,7 @@ impl EngineQp {
                 quiet: false,
                 unready_since: None,
                 copies: super::jobs::CopyQueue::default(),
+                holding: None,
             }),
         };
         // SAFETY: the caller's promise: mapped, and nobody uses it yet.
@@ -182,6 +185,7 @@ impl EngineQp {
         (self.exec, self.pi, self.signalled, self.bell_seen) = (0, 0, 0, 0);
         self.keys = Keys::EMPTY;
         self.park = None;
+        self.give_back();
         self.peeked = None;
         self.cold.unready_since = None;
         let config = &self.cold.config;
@@ -334,6 +338,7 @@ impl EngineQp {
     pub(super) fn fail(&mut self, inner: &Inner, fault: Fault, ctrl: Option<Ctrl>) {
         self.publish();
         self.park = None;
+        self.give_back();
         let opcode = ctrl.map_or(0, |c| c.opcode);
         // A per-slot CQ has a CQE for every slot; otherwise the WQE is skipped as a whole, as far as it was rung.
         let slots = match ctrl {

@@ -1,13 +1,18 @@
-//! The receive side of a QP, as far as WRITE with immediate needs it: count receives, consume one, write its CQE.
-//! Initiators on any core deliver here, one at a time (try-lock); the receive WQE's memory is not used, as WRITE carries its own address.
+//! The receive side of a QP: count receives, consume one, write its CQE.
+//! Initiators on any core deliver here, one at a time (try-lock). A WRITE with immediate consumes a receive at once and does not use its
+//! memory, as it carries its own address. A SEND *takes* a receive, fills its memory, and completes it; meanwhile nobody else gets one.
 
-use doorbell_wire::Qpn;
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::db::{self, Advance};
+use doorbell_wire::{Chunk, Local, Qpn};
 
 use super::cq::CqWriter;
 use crate::fault::Fault;
 use crate::qp::RqConfig;
+use crate::raw::Shared;
+
+/// The key that ends a receive WQE's list of pieces before its stride does (mlx5: the invalid key).
+const END_KEY: u32 = 0x100;
 
 /// A receive queue.
 #[derive(Debug)]
@@ -18,6 +23,10 @@ pub(crate) struct RecvQueue {
     pi: u64,
     /// Receives consumed.
     ci: u64,
+    /// The pieces of memory of the receive that a SEND is filling.
+    taken: Option<Vec<Local>>,
+    /// Counts what was taken: who comes back late finds another number.
+    serial: u64,
     /// Does the memory still belong to us? Closed before it is let go, by whoever holds the lock around this queue.
     open: bool,
 }
@@ -29,6 +38,8 @@ impl RecvQueue {
             config,
             pi: 0,
             ci: 0,
+            taken: None,
+            serial: 0,
             open: true,
         }
     }
@@ -38,7 +49,7 @@ impl RecvQueue {
     /// # Safety
     /// The memory is mapped and nobody uses it.
     pub(crate) unsafe fn initialise(&mut self) {
-        (self.pi, self.ci) = (0, 0);
+        (self.pi, self.ci, self.taken) = (0, 0, None);
         // SAFETY: the caller's promise.
         unsafe {
             self.config.record.store_release(0);
@@ -68,15 +79,9 @@ impl RecvQueue {
     /// # Safety
     /// The QP's memory is mapped as long as this queue is open.
     pub(crate) unsafe fn deliver(&mut self, imm: u32, byte_cnt: u32) -> bool {
-        if !self.open {
+        // SAFETY: the caller's promise.
+        if !unsafe { self.has_one() } {
             return false;
-        }
-        if self.pi == self.ci {
-            // SAFETY: the caller's promise.
-            unsafe { self.refresh() };
-            if self.pi == self.ci {
-                return false;
-            }
         }
         // SAFETY: the caller's promise.
         unsafe {
@@ -92,6 +97,115 @@ impl RecvQueue {
         true
     }
 
+    /// Whether there is a receive that nobody has taken.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    unsafe fn has_one(&mut self) -> bool {
+        if !self.open || self.taken.is_some() {
+            return false;
+        }
+        if self.pi == self.ci {
+            // SAFETY: the caller's promise.
+            unsafe { self.refresh() };
+        }
+        self.pi != self.ci
+    }
+
+    /// Takes the next posted receive for a message; `false` if there is none, or it is taken. Its WQE is read here, once.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn take(&mut self) -> bool {
+        // SAFETY: the caller's promise.
+        if !unsafe { self.has_one() } {
+            return false;
+        }
+        let entries = 1u64 << self.config.log_entries;
+        let stride = u64::from(self.config.stride);
+        let at = (self.ci & (entries - 1)) * stride;
+        let mut pieces = Vec::new();
+        for i in 0..stride / 16 {
+            // SAFETY: the entry is one of the ring's, the chunk inside its stride; both are aligned to 16 bytes.
+            let chunk = unsafe {
+                let words: Shared<u64> = self.config.ring.byte_add((at + i * 16) as usize).cast();
+                Chunk([words.load(), words.word(1).load()])
+            };
+            let piece = Local::parse(chunk);
+            if piece.key.0 == END_KEY {
+                break;
+            }
+            if piece.len != 0 {
+                pieces.push(piece);
+            }
+        }
+        self.taken = Some(pieces);
+        self.serial += 1;
+        true
+    }
+
+    /// The number of what was taken last.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Whether it is still that one that is taken.
+    pub(crate) fn holds(&self, serial: u64) -> bool {
+        self.open && self.taken.is_some() && self.serial == serial
+    }
+
+    /// The memory of the receive that is taken.
+    pub(crate) fn pieces(&self) -> &[Local] {
+        self.taken.as_deref().unwrap_or_default()
+    }
+
+    /// Gives it back: its message did not come to its end.
+    pub(crate) fn untake(&mut self) {
+        self.taken = None;
+    }
+
+    /// Completes the receive that was taken, by a WRITE with immediate (`write`) or a SEND.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn complete(&mut self, write: bool, imm: Option<u32>, byte_cnt: u32) {
+        if !self.open || self.taken.take().is_none() {
+            return;
+        }
+        let kind = match (write, imm) {
+            (true, _) => Kind::ResponderWriteImm,
+            (false, None) => Kind::ResponderSend,
+            (false, Some(_)) => Kind::ResponderSendImm,
+        };
+        let (at, imm) = (self.ci, imm.unwrap_or(0));
+        // SAFETY: the caller's promise.
+        unsafe { self.cq.received(at, at as u16, kind, byte_cnt, imm) };
+        self.ci += 1;
+    }
+
+    /// Completes the receive that was taken in error: it cannot hold the message. Its QP is to fail.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn refuse(&mut self, fault: Fault) {
+        if !self.open || self.taken.take().is_none() {
+            return;
+        }
+        let (at, row) = (self.ci, fault.row());
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.cq.error(
+                at,
+                at as u16,
+                Kind::ResponderError,
+                0,
+                row.syndrome,
+                row.vendor,
+            );
+        }
+        self.ci += 1;
+    }
+
     /// Completes every posted receive in error.
     ///
     /// # Safety
@@ -102,6 +216,7 @@ impl RecvQueue {
         }
         // SAFETY: the caller's promise.
         unsafe { self.refresh() };
+        self.taken = None;
         let row = Fault::Flushed.row();
         while self.ci != self.pi {
             // SAFETY: the caller's promise.

@@ -46,6 +46,15 @@ impl Slices {
     }
 }
 
+impl Slices {
+    /// A SEND whose bytes are in place and which only has to be completed.
+    pub(super) fn all_done(ctrl: Ctrl, wqe: &[Chunk], total: u32) -> Box<Self> {
+        let mut slices = Self::new(ctrl, wqe, total);
+        slices.done = total;
+        slices
+    }
+}
+
 impl<'a> Transfer<'a> {
     fn of(wqe: &'a [Chunk]) -> Result<Self, Fault> {
         match Request::parse(wqe)? {
@@ -91,6 +100,15 @@ impl EngineQp {
 
     /// `true` when the WQE is complete.
     unsafe fn advance(&mut self, cx: &mut Cx<'_>, slices: &mut Slices) -> Result<bool, Fault> {
+        if let Request::Send { local, imm } = Request::parse(&slices.wqe)? {
+            let (done, total) = (slices.done, slices.total);
+            // SAFETY: passed on.
+            slices.done = unsafe { self.send_slice(cx, local, done, total) }?;
+            return match slices.done == total {
+                true => Ok(self.finish_send(imm, total)?.is_ok()),
+                false => Ok(false),
+            };
+        }
         let transfer = Transfer::of(&slices.wqe)?;
         if slices.done < slices.total {
             // SAFETY: passed on.

@@ -80,7 +80,7 @@ pub struct QpConfig {
     pub poll_record: bool,
     /// Where the first error goes before its CQE: a [`doorbell_device::layout::ErrorWord`] that the GPU can read.
     pub error_word: Option<Shared<u64>>,
-    /// Receive queue, for WRITE with immediate.
+    /// Receive queue, for SEND and WRITE with immediate.
     pub rq: Option<RqConfig>,
     /// Engine core; `None`: the one of the doorbell slot, else the least loaded.
     pub core: Option<usize>,

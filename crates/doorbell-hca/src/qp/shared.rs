@@ -8,6 +8,7 @@ use doorbell_device::layout::ErrorWord;
 use doorbell_wire::{Cqn, Qpn};
 
 use crate::engine::recv::RecvQueue;
+use crate::fault::Fault;
 
 /// Where a QP is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +118,8 @@ pub(crate) struct QpShared {
     pub(crate) cq: CqShared,
     /// The receive side. Engines of other cores deliver immediates through it: taken with try-lock only.
     pub(crate) recv: Option<Mutex<RecvQueue>>,
+    /// A receive failed under an initiator's hands, on whichever core: [`crate::fault::Fault`] + 1 that this QP's core is to fail it with.
+    recv_fault: AtomicU8,
 }
 
 impl QpShared {
@@ -135,7 +138,25 @@ impl QpShared {
                 count: AtomicU32::new(0),
             },
             recv: recv.map(Mutex::new),
+            recv_fault: AtomicU8::new(0),
         }
+    }
+
+    /// Its core is to fail this QP, since a receive of it failed.
+    pub(crate) fn set_recv_fault(&self, fault: Fault) {
+        self.recv_fault.store(fault as u8 + 1, Ordering::Release);
+    }
+
+    /// What it is to be failed with, once.
+    #[inline(always)]
+    pub(crate) fn take_recv_fault(&self) -> Option<Fault> {
+        if self.recv_fault.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let at = self.recv_fault.swap(0, Ordering::Acquire).checked_sub(1)?;
+        crate::fault::TABLE
+            .get(usize::from(at))
+            .map(|row| row.fault)
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -161,6 +182,7 @@ impl QpShared {
     }
 
     pub(crate) fn clear_error(&self) {
+        self.recv_fault.store(0, Ordering::Relaxed);
         self.first_error.store(0, Ordering::Release);
     }
 }

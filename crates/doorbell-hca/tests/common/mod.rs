@@ -17,7 +17,7 @@ use doorbell_hca::{
     Memory as HcaMemory, Mr, MrConfig, OnError, QpConfig, QpState, RqConfig, Shared,
 };
 use doorbell_wire::cqe::{Cqe, CqeTail, ErrorCqe};
-use doorbell_wire::{Chunk, Key, Local, Remote, Wqe, db};
+use doorbell_wire::{Chunk, Key, Local, Remote, Wqe, db, seg};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 const CANARY: u8 = 0xc5;
@@ -275,7 +275,8 @@ impl Default for Options {
 }
 
 pub const RQ_LOG: u8 = 2;
-const RQ_STRIDE: usize = 16;
+/// Two pieces of memory a receive.
+pub const RQ_STRIDE: usize = 32;
 
 pub struct MockQp {
     pub qp: Option<HcaQp>,
@@ -284,6 +285,7 @@ pub struct MockQp {
     cq: Memory,
     words: Memory,
     bell: Shared<u64>,
+    rq: Memory,
     rcq: Memory,
     pub pi: u64,
     rq_pi: u64,
@@ -324,7 +326,7 @@ impl MockQp {
             DoorbellWord::At(word) => *word,
         };
         let cqn = rig.hca.alloc_cqn().expect("cqn");
-        let rq = options.receive.then(|| RqConfig {
+        let rq_config = options.receive.then(|| RqConfig {
             ring: rq.ptr(),
             log_entries: RQ_LOG,
             stride: RQ_STRIDE as u32,
@@ -341,7 +343,7 @@ impl MockQp {
             cq.clone(),
             words.clone(),
             rcq.clone(),
-            rq.map(|_| ()),
+            rq.clone(),
             other,
         ));
         let config = QpConfig {
@@ -359,7 +361,7 @@ impl MockQp {
             record: (options.handler == NicHandler::DoorbellRecord).then(|| at(RECORD).cast()),
             poll_record: options.poll_record,
             error_word: Some(at(ERROR)),
-            rq,
+            rq: rq_config,
             core: options.core,
             on_error: options.on_error,
             keep,
@@ -373,6 +375,7 @@ impl MockQp {
             cq,
             words,
             bell,
+            rq,
             rcq,
             pi: 0,
             rq_pi: 0,
@@ -538,6 +541,40 @@ impl MockQp {
     pub fn post_receives(&mut self, n: u64) {
         self.rq_pi += n;
         self.store_record(RQ_RECORD, db::record(self.rq_pi));
+    }
+
+    /// Posts a receive into `pieces`, two at most.
+    pub fn post_receive(&mut self, pieces: &[Local]) -> u64 {
+        let at = self.rq_pi;
+        let slot = (at & ((1 << RQ_LOG) - 1)) as usize * RQ_STRIDE / 8;
+        let end = Local {
+            addr: 0,
+            key: Key(0x100),
+            len: 0,
+        };
+        for i in 0..RQ_STRIDE / 16 {
+            let piece = pieces.get(i).unwrap_or(&end);
+            let chunk = seg::data(piece.len, piece.key, piece.addr);
+            let word = slot + 2 * i;
+            self.rq.word(word).store(chunk.0[0], Ordering::Relaxed);
+            self.rq.word(word + 1).store(chunk.0[1], Ordering::Relaxed);
+        }
+        self.post_receives(1);
+        at
+    }
+
+    /// Stores a receive record that need not be what was posted.
+    pub fn lie_about_receives(&self, record: u32) {
+        self.store_record(RQ_RECORD, record);
+    }
+
+    /// The error CQE of receive `at`, if that is what is there.
+    pub fn receive_error(&self, at: u64) -> Option<ErrorCqe> {
+        let base = (at & ((1 << RQ_LOG) - 1)) as usize * 8;
+        let last = self.rcq.word(base + 7).load(Ordering::Acquire);
+        let chunk = Chunk([self.rcq.word(base + 6).load(Ordering::Relaxed), last]);
+        let cqe = ErrorCqe::parse_last(chunk)?;
+        (cqe.tail.owner() == (at >> RQ_LOG) as u8 & 1).then_some(cqe)
     }
 
     /// The receive CQE number `at`, if it is there.

@@ -115,6 +115,8 @@ pub struct QpRequest {
     pub record: Piece,
     /// Error word (u64).
     pub error: Piece,
+    /// Receive queue, if it has one.
+    pub recv: Option<RecvRequest>,
     /// How it is rung.
     pub handler: NicHandler,
     /// Engine core; `None` leaves it to the provider.
@@ -125,6 +127,21 @@ pub struct QpRequest {
     pub keep: Keep,
 }
 
+/// What a receive queue is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest {
+    /// Receives: 16-byte data segments.
+    pub ring: Piece,
+    /// Base-two logarithm of their number.
+    pub log_depth: u8,
+    /// Bytes from one to the next: 16 times a power of two.
+    pub stride: u32,
+    /// Doorbell record (a big-endian u32 of 16 bits).
+    pub record: Piece,
+    /// CQEs, 64 bytes each, one a receive.
+    pub cq: Piece,
+}
+
 /// A queue pair of a provider. Dropping it destroys it, or leaks it if it does not fall quiet in time.
 pub trait ProviderQp: Send + Sync {
     /// QP number, 24 bits.
@@ -132,6 +149,9 @@ pub trait ProviderQp: Send + Sync {
 
     /// CQ number, 24 bits.
     fn cqn(&self) -> u32;
+
+    /// Number of the receive CQ, 24 bits; nothing without a receive queue.
+    fn recv_cqn(&self) -> Option<u32>;
 
     /// The address at which the GPU rings.
     fn doorbell(&self) -> u64;

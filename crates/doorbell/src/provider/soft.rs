@@ -7,14 +7,14 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use doorbell_device::layout::{EXT_SOFT_ENGINE, ErrorWord};
+use doorbell_device::layout::{CqKind, EXT_SOFT_ENGINE, ErrorWord};
 use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, RelaxHook};
 use doorbell_hca as hca;
 use doorbell_hca::dma::Dma;
 use doorbell_hca::shm::{DeviceImporter, Shm, ShmConfig, ShmLink, SlotQp};
 use doorbell_hca::{
     Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig, HcaError,
-    HcaQp, Shared,
+    HcaQp, RqConfig, Shared,
 };
 use doorbell_wire::{Qpn, Vendor};
 
@@ -212,6 +212,21 @@ impl Provider for Soft {
         self.gpu.check_process()?;
         let (slot, doorbell) = self.doorbell(request.core)?;
         let log_entries = request.log_depth;
+        let rq = match &request.recv {
+            Some(recv) => Some(RqConfig {
+                ring: at(&recv.ring)?,
+                log_entries: recv.log_depth,
+                stride: recv.stride,
+                record: at(&recv.record)?,
+                cq: CqConfig {
+                    ring: at(&recv.cq)?,
+                    log_entries: recv.log_depth,
+                    kind: CqKind::PerSlot,
+                    cqn: self.hca.alloc_cqn()?,
+                },
+            }),
+            None => None,
+        };
         let config = hca::QpConfig {
             pd: request.pd,
             sq: at(&request.ring)?,
@@ -227,7 +242,7 @@ impl Provider for Soft {
             record: Some(at(&request.record)?),
             poll_record: false,
             error_word: Some(at(&request.error)?),
-            rq: None,
+            rq,
             core: request.core,
             on_error: match request.on_error {
                 OnError::Report => hca::OnError::Flush,
@@ -241,6 +256,7 @@ impl Provider for Soft {
         Ok(Box::new(SoftQp {
             qpn: qp.qpn().get(),
             cqn: qp.cqn().get(),
+            recv_cqn: rq.map(|rq| rq.cq.cqn.get()),
             core: qp.core(),
             doorbell,
             slot,
@@ -313,6 +329,7 @@ impl ProviderMr for SoftMr {
 struct SoftQp {
     qpn: u32,
     cqn: u32,
+    recv_cqn: Option<u32>,
     core: usize,
     doorbell: u64,
     slot: hca::DoorbellSlot,
@@ -358,6 +375,10 @@ impl ProviderQp for SoftQp {
 
     fn cqn(&self) -> u32 {
         self.cqn
+    }
+
+    fn recv_cqn(&self) -> Option<u32> {
+        self.recv_cqn
     }
 
     fn doorbell(&self) -> u64 {

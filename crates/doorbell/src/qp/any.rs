@@ -23,9 +23,26 @@ impl QpCore {
         self.inner.qpn()
     }
 
-    /// Its completion queue.
+    /// The completion queue of its send queue.
     pub fn cq(&self) -> Cq<'_> {
-        Cq { qp: &self.inner }
+        Cq {
+            qp: &self.inner,
+            recv: None,
+        }
+    }
+
+    /// The completion queue of its receive queue, if it has one.
+    pub fn recv_cq(&self) -> Option<Cq<'_>> {
+        let cqn = self.inner.provider.recv_cqn()?;
+        Some(Cq {
+            qp: &self.inner,
+            recv: Some((cqn, self.recv_depth())),
+        })
+    }
+
+    /// Receives of its receive queue; 0 without one.
+    pub fn recv_depth(&self) -> u32 {
+        self.inner.recv.map_or(0, |shape| shape.depth)
     }
 
     /// Slots of the send queue.

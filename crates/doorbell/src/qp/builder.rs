@@ -5,11 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use doorbell_device::layout::{CqKind, MAX_DEPTH};
 
+use super::queue::RecvShape;
 use super::{Handler, Qp, QpInner, QueueMemory, Reset, export};
 use crate::config::OnError;
 use crate::mr::Pd;
-use crate::provider::QpRequest;
+use crate::provider::{QpRequest, RecvRequest};
 use crate::{Error, Result};
+
+/// Most pieces of memory of a receive.
+const MAX_PIECES: u32 = 32;
 
 /// A queue pair to be; see [`Pd::qp`].
 #[derive(Clone, Debug)]
@@ -22,6 +26,8 @@ pub struct QpBuilder {
     companion: Option<u32>,
     on_error: OnError,
     unreliable: bool,
+    receives: u32,
+    pieces: u32,
 }
 
 impl QpBuilder {
@@ -36,6 +42,8 @@ impl QpBuilder {
             companion: None,
             on_error: settings.on_error,
             unreliable: false,
+            receives: 0,
+            pieces: 1,
         }
     }
 
@@ -89,6 +97,22 @@ impl QpBuilder {
         self
     }
 
+    /// With a receive queue of so many receives, and a receive CQ with an entry for each: a power of two from 1 to 32768. It takes
+    /// what peers SEND, and the immediates of their WRITEs. Without one such requests fail at the peer
+    /// ([`Syndrome::RNR_RETRY`](crate::Syndrome::RNR_RETRY)).
+    #[must_use]
+    pub fn receive_queue(mut self, receives: u32) -> Self {
+        self.receives = receives;
+        self
+    }
+
+    /// Most pieces of memory that a receive can have: a power of two from 1 (unless said otherwise) to 32.
+    #[must_use]
+    pub fn receive_pieces(mut self, pieces: u32) -> Self {
+        self.pieces = pieces;
+        self
+    }
+
     /// Makes it.
     pub fn build(self) -> Result<Qp<Reset>> {
         let companion = match self.companion {
@@ -96,6 +120,7 @@ impl QpBuilder {
                 let companion = Self {
                     depth,
                     companion: None,
+                    receives: 0,
                     cq: CqKind::Collapsed,
                     ..self.clone()
                 };
@@ -115,8 +140,9 @@ impl QpBuilder {
             });
         }
         let log_depth = self.depth.trailing_zeros() as u8;
+        let recv = self.recv()?;
         let device = &self.pd.inner.device;
-        let queue = Arc::new(QueueMemory::new(&device.queues, self.depth, self.cq)?);
+        let queue = Arc::new(QueueMemory::new(&device.queues, self.depth, self.cq, recv)?);
         let provider = device.provider.create_qp(QpRequest {
             pd: self.pd.inner.number,
             ring: queue.ring(),
@@ -125,6 +151,17 @@ impl QpBuilder {
             cq_kind: self.cq,
             record: queue.record(),
             error: queue.error(),
+            recv: queue
+                .recv
+                .as_ref()
+                .zip(recv)
+                .map(|(memory, shape)| RecvRequest {
+                    ring: memory.ring(),
+                    log_depth: shape.depth.trailing_zeros() as u8,
+                    stride: shape.stride(),
+                    record: queue.recv_record(),
+                    cq: memory.cq(),
+                }),
             handler: self.handler.nic_handler(),
             // A companion waits for its main queue's CQ, which is cheapest on the same core.
             core: companion
@@ -143,9 +180,39 @@ impl QpBuilder {
             handler: self.handler,
             psn: AtomicU32::new(super::draw_psn()),
             unreliable: self.unreliable,
+            recv,
             sink: self.pd.inner.sink.line(),
             export: Mutex::new(export::Place::default()),
             pd: self.pd.clone(),
         })
+    }
+
+    fn recv(&self) -> Result<Option<RecvShape>> {
+        let bad = |object, value: u32, remedy| {
+            Err(Error::Argument {
+                object,
+                value: value.to_string(),
+                remedy,
+            })
+        };
+        let (depth, pieces) = (self.receives, self.pieces);
+        if depth == 0 {
+            return Ok(None);
+        }
+        if !depth.is_power_of_two() || depth > MAX_DEPTH {
+            return bad(
+                "receive queue depth",
+                depth,
+                "use a power of two from 1 to 32768, or 0 for no receive queue",
+            );
+        }
+        if !pieces.is_power_of_two() || pieces > MAX_PIECES {
+            return bad(
+                "pieces of a receive",
+                pieces,
+                "use a power of two from 1 to 32",
+            );
+        }
+        Ok(Some(RecvShape { depth, pieces }))
     }
 }

@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 use std::sync::{Arc, Weak};
 
 use doorbell_device::layout::{
-    ErrorWord, GpuQp, MemType, POISON, QpExt, QpHandle, QpInit, RINGING,
+    ErrorWord, GpuQp, MemType, POISON, QpExt, QpHandle, QpInit, RINGING, RqInit,
 };
 
 use super::{QpCore, QpInner};
@@ -86,7 +86,7 @@ impl Place {
             db: inner.provider.doorbell(),
             handler: inner.handler.nic_handler(),
         });
-        let ext = QpExt {
+        let mut ext = QpExt {
             flags: inner.provider.ext_flags(),
             host_error: queue.error().device,
             sink_addr: inner.sink.0,
@@ -95,6 +95,19 @@ impl Place {
             companion_ext: self.companion.map_or(0, |c| c.1),
             ..QpExt::new()
         };
+        if let (Some(shape), Some(memory), Some(cqn)) =
+            (inner.recv, &queue.recv, inner.provider.recv_cqn())
+        {
+            ext.set_rq(&RqInit {
+                ring: memory.ring().device,
+                depth: shape.depth,
+                stride: shape.stride(),
+                dbrec: queue.recv_record().device,
+                cq: memory.cq().device,
+                cqn,
+                cq_mem: MemType::Host,
+            });
+        }
         (qp.to_bytes(), ext.to_bytes())
     }
 
@@ -266,6 +279,12 @@ impl Export {
         Ok(QpFault::from_word(ErrorWord(self.word(at)?)))
     }
 
+    /// The first error of a receive that device code saw on queue pair `index`.
+    pub fn receive_error(&self, index: usize) -> Result<Option<QpFault>> {
+        let at = self.exts() + index * EXT + offset_of!(QpExt, rq_error);
+        Ok(QpFault::from_word(ErrorWord(self.word(at)?)))
+    }
+
     /// The first error that the engine recorded on queue pair `index`.
     pub fn error(&self, index: usize) -> Option<QpFault> {
         self.qps.get(index).and_then(|q| q.fault())
@@ -274,6 +293,7 @@ impl Export {
     /// How far the device code of queue pair `index` has come.
     pub fn progress(&self, index: usize) -> Result<Progress> {
         let qp = index * self.layout.stride();
+        let ext = self.exts() + index * EXT;
         Ok(Progress {
             reserved: self.word(qp + offset_of!(GpuQp, sq_rsvd_index))? & !POISON,
             ready: self.word(qp + offset_of!(GpuQp, sq_ready_index))? & !RINGING,
@@ -281,6 +301,8 @@ impl Export {
             completed: self.word(
                 qp + offset_of!(GpuQp, cq_sq) + offset_of!(doorbell_device::layout::GpuCq, cqe_ci),
             )?,
+            receives_posted: self.word(ext + offset_of!(QpExt, rq_ready))?,
+            receives_completed: self.word(ext + offset_of!(QpExt, rq_ci))?,
         })
     }
 }
@@ -308,6 +330,10 @@ pub struct Progress {
     pub rung: u64,
     /// Slots known to be complete.
     pub completed: u64,
+    /// Receives posted.
+    pub receives_posted: u64,
+    /// Receives known to be complete.
+    pub receives_completed: u64,
 }
 
 impl fmt::Debug for Export {

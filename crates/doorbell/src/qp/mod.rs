@@ -118,6 +118,7 @@ pub(crate) struct QpInner {
     psn: AtomicU32,
     /// Over RoCE it is an Unreliable Connection.
     unreliable: bool,
+    recv: Option<queue::RecvShape>,
     pd: Pd,
 }
 

@@ -1,4 +1,4 @@
-//! The memory of one queue pair: send ring, CQ, doorbell record, error word.
+//! The memory of one queue pair: send ring and CQ, receive ring and CQ, doorbell records, error word.
 //!
 //! All of it lies in memory that GPU and engine both reach, cut from the device's arena. It outlives the queue pair for
 //! as long as exports, the engine or a kernel may look at it.
@@ -16,18 +16,59 @@ const SLOT: usize = 64;
 pub(crate) struct QueueMemory {
     pub(crate) ring: Slice,
     pub(crate) cq: Slice,
-    /// The record in the first line, which the GPU writes; the error word in the second, which the engine writes.
+    /// The records in the first line, which the GPU writes (mlx5's order: receive, send); the error word in the second, which the
+    /// engine writes.
     words: Slice,
+    pub(crate) recv: Option<RecvMemory>,
 }
 
+/// Receive ring and receive CQ.
+#[derive(Debug)]
+pub(crate) struct RecvMemory {
+    pub(crate) ring: Slice,
+    pub(crate) cq: Slice,
+}
+
+/// The size of a receive queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvShape {
+    /// Receives.
+    pub(crate) depth: u32,
+    /// Pieces of memory of each: a power of two.
+    pub(crate) pieces: u32,
+}
+
+impl RecvShape {
+    /// Bytes from one receive to the next.
+    pub(crate) const fn stride(self) -> u32 {
+        self.pieces * SEGMENT
+    }
+}
+
+/// Bytes of a data segment.
+const SEGMENT: u32 = 16;
+
 impl QueueMemory {
-    pub(crate) fn new(arena: &Arena, depth: u32, cq: CqKind) -> Result<Self> {
+    pub(crate) fn new(
+        arena: &Arena,
+        depth: u32,
+        cq: CqKind,
+        recv: Option<RecvShape>,
+    ) -> Result<Self> {
         let cqes = if cq == CqKind::Collapsed {
             1
         } else {
             depth as usize
         };
+        let recv = match recv {
+            Some(shape) => Some(RecvMemory {
+                ring: arena.alloc(shape.depth as usize * shape.stride() as usize, 256)?,
+                cq: arena.alloc(shape.depth as usize * SLOT, 64)?,
+            }),
+            None => None,
+        };
         let memory = Self {
+            recv,
             ring: arena.alloc(depth as usize * SLOT, 256)?,
             cq: arena.alloc(cqes * SLOT, 64)?,
             words: arena.alloc(2 * LINE, 64)?,
@@ -44,6 +85,10 @@ impl QueueMemory {
     }
 
     pub(crate) fn record(&self) -> Piece {
+        piece(&self.words, 4, 4)
+    }
+
+    pub(crate) fn recv_record(&self) -> Piece {
         piece(&self.words, 0, 4)
     }
 
@@ -56,6 +101,16 @@ impl QueueMemory {
 
     pub(crate) fn error(&self) -> Piece {
         piece(&self.words, LINE, 8)
+    }
+}
+
+impl RecvMemory {
+    pub(crate) fn ring(&self) -> Piece {
+        piece(&self.ring, 0, self.ring.len())
+    }
+
+    pub(crate) fn cq(&self) -> Piece {
+        piece(&self.cq, 0, self.cq.len())
     }
 }
 
