@@ -1,6 +1,6 @@
 //! The list of kernels: one line each makes the PTX entry and the host function.
 
-use crate::{latency, proxy, rate, selftest};
+use crate::{latency, messages, proxy, rate, selftest};
 
 macro_rules! kernels {
     ($($(#[$doc:meta])* $name:ident($params:ty) = $body:path;)+) => {
@@ -35,7 +35,7 @@ macro_rules! kernels {
     };
 }
 
-use crate::params::{Forward, Hammer, Latency, Proxy, Rate, Raw};
+use crate::params::{Echo, Forward, Hammer, Latency, Ping, Proxy, Rate, Raw};
 
 kernels! {
     /// Puts.
@@ -56,6 +56,10 @@ kernels! {
     forward(Forward) = latency::forward;
     /// Answers messages with plain stores.
     bare_echo(Forward) = latency::bare_echo;
+    /// Answers messages that take receives.
+    echo(Echo) = messages::echo;
+    /// Sends them, and takes the answers.
+    ping(Ping) = messages::ping;
     /// Hands puts to a CPU thread.
     proxy_put(Proxy) = proxy::put;
     /// Random mixture on shared QPs.

@@ -8,6 +8,7 @@
 
 mod entry;
 mod latency;
+mod messages;
 pub mod params;
 mod proxy;
 mod rate;

@@ -28,7 +28,8 @@ macro_rules! params {
     };
 }
 
-params! { Rate = 136, Latency = 224, Forward = 72, Proxy = 112, Hammer = 96, Raw = 48, Status = 32 }
+params! { Rate = 136, Latency = 224, Forward = 72, Proxy = 112, Hammer = 96, Raw = 48, Echo = 88,
+Ping = 152, Status = 32 }
 
 /// Remote or local memory of work requests: a base, and how far each thread moves from it.
 #[repr(C)]
@@ -212,6 +213,76 @@ pub struct Forward {
     pub reserved: u32,
     /// Messages to answer.
     pub iters: u64,
+    /// Give up after this long.
+    pub deadline_ns: u64,
+    /// Pointer to the [`Status`].
+    pub status: u64,
+}
+
+/// Options of [`Echo`] and [`Ping`].
+pub mod message_flags {
+    /// Messages are WRITEs with immediate into the other end's places, not SENDs to its receives.
+    pub const WRITE: u32 = 1;
+    /// The words of each answer are compared with what was sent.
+    pub const CHECK: u32 = 2;
+}
+
+/// `echo`: one thread receives messages, by SEND or WRITE with immediate, and answers each with its own bytes and immediate, or some of them
+/// with none. Message `n` (from 0) lies in place `n & mask` of its buffers, `stride` bytes apart.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Echo {
+    /// The QP, with a receive queue; this kernel has it for itself.
+    pub qp: QpHandle,
+    /// Where messages arrive and answers come from. `stride` is from one place to the next: the longest message.
+    pub buffers: Area,
+    /// With [`message_flags::WRITE`]: WQE address of the places that answers go to, as far apart.
+    pub answer_addr: u64,
+    /// Its key.
+    pub answer_key: u32,
+    /// [`message_flags`].
+    pub flags: u32,
+    /// 1: answer each message. More: only each so many-th, and the last, with no bytes and the number of messages so far.
+    pub every: u64,
+    /// Messages to answer.
+    pub iters: u64,
+    /// Give up after this long.
+    pub deadline_ns: u64,
+    /// Pointer to the [`Status`]: `completed` messages came, `posted` answers went.
+    pub status: u64,
+}
+
+/// `ping`: one thread sends messages to an [`Echo`] and takes its answers; immediates are the messages' numbers. An answer that is not what
+/// it must be ends it as `Invalid`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Ping {
+    /// The QP, with a receive queue; this kernel has it for itself.
+    pub qp: QpHandle,
+    /// Places that messages come from; `stride` as for [`Echo::buffers`].
+    pub out: Area,
+    /// Places that answers arrive in.
+    pub back: Area,
+    /// Pointer to the first place of `out`.
+    pub out_pointer: u64,
+    /// Pointer to the first place of `back`.
+    pub back_pointer: u64,
+    /// With [`message_flags::WRITE`]: WQE address of the other end's places, as far apart as `out`'s.
+    pub target_addr: u64,
+    /// Its key.
+    pub target_key: u32,
+    /// [`message_flags`].
+    pub flags: u32,
+    /// Bytes a message.
+    pub size: u64,
+    /// Messages.
+    pub iters: u64,
+    /// Messages without an answer at a time: 1 for latency; at least `every`, and with answers to all no more than `out` has places.
+    pub window: u64,
+    /// As [`Echo::every`].
+    pub every: u64,
+    /// Pointer to one u64 an answer for its round trip in nanoseconds (of use with a window of 1), or 0.
+    pub samples: u64,
     /// Give up after this long.
     pub deadline_ns: u64,
     /// Pointer to the [`Status`].
