@@ -84,7 +84,8 @@ fn client(args: &ServeArgs, line: Line, number: u32, stop: &AtomicBool) -> Resul
         }
     };
     let config = crate::config::of(&args.device, Some(&port));
-    let bench = match Benches::new(config, None).and_then(|mut b| b.main()) {
+    let purpose = caller.introduction().greeting.purpose.clone();
+    let bench = match Benches::new(config, None).and_then(|mut b| b.of_peer(&purpose)) {
         Ok(bench) => bench,
         Err(e) => return Err(turned_away(caller, e)),
     };
@@ -92,7 +93,6 @@ fn client(args: &ServeArgs, line: Line, number: u32, stop: &AtomicBool) -> Resul
         Ok(greeting) => greeting,
         Err(e) => return Err(turned_away(caller, e)),
     };
-    let purpose = caller.introduction().greeting.purpose.clone();
     let channel = match caller.welcome(&greeting, args.timeout) {
         Ok(channel) => channel,
         Err(e) => {

@@ -22,6 +22,7 @@ use crate::mem::{Exporter, Memory, Mr, MrConfig, Region, TableMemory};
 use crate::place::{self, Placement};
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, HcaQp, QpConfig};
+use crate::roce::{PortConfig, RoceCounters, RocePort};
 
 /// A software HCA.
 #[derive(Clone)]
@@ -55,6 +56,8 @@ pub(crate) struct Inner {
     pub(crate) events: Events,
     pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
     pub(crate) stop: AtomicBool,
+    /// Packet ports, by core.
+    ports: Mutex<HashMap<usize, RocePort>>,
     doorbells: Doorbells,
     next_pd: AtomicU32,
     next_core: AtomicU32,
@@ -75,6 +78,17 @@ struct Tables {
 }
 
 impl Queues {
+    /// Numbers begin at random: packets for a process that is gone do not fit the next one.
+    fn starting_anywhere() -> Self {
+        let tables = Tables {
+            next_qpn: rand::rng().random_range(0x100..0xff_ffff),
+            ..Tables::default()
+        };
+        Self {
+            tables: RwLock::new(tables),
+        }
+    }
+
     fn read<R>(&self, f: impl FnOnce(&Tables) -> R) -> R {
         f(&self.tables.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -159,10 +173,11 @@ impl Hca {
             regions,
             grace: GraceClock::default(),
             cores,
-            queues: Queues::default(),
+            queues: Queues::starting_anywhere(),
             events: Events::default(),
             exporter: OnceLock::new(),
             stop: AtomicBool::new(false),
+            ports: Mutex::default(),
             doorbells: Doorbells::default(),
             next_pd: AtomicU32::new(1),
             next_core: AtomicU32::new(0),
@@ -348,6 +363,67 @@ impl Hca {
             hca: self.clone(),
             core: 0,
         }
+    }
+
+    /// Gives an engine core a packet port, if it has none, and says what it is. RoCE queue pairs are connected through the port of their
+    /// core.
+    ///
+    /// # Errors
+    /// [`HcaError::BadConfig`] with the port's own words, [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    pub fn open_roce(&self, core: usize, config: &PortConfig) -> Result<RocePort> {
+        let inner = self.inner();
+        let bad = |what: String| HcaError::BadConfig { what };
+        if core >= inner.cores.len() {
+            return Err(bad(format!(
+                "core {core} was asked for, there are {}",
+                inner.cores.len()
+            )));
+        }
+        let mut ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = ports.get(&core) {
+            return Ok(open.clone());
+        }
+        let port = config
+            .open()
+            .map_err(|e| bad(format!("the RoCE port {config}: {e}")))?;
+        let open = RocePort {
+            local: port.local_addr(),
+            path_mtu: doorbell_port::path_mtu(port.mtu()) as u16,
+            segments: port.accepts_trains(),
+            description: port.describe(),
+        };
+        if open.path_mtu == 0 {
+            return Err(bad(format!(
+                "the RoCE port {config} takes packets of {} bytes, too small for a path MTU of 256: raise the interface's MTU",
+                port.mtu()
+            )));
+        }
+        let timeout = inner.config.drop_timeout;
+        inner.on_core(
+            core,
+            "take the RoCE port",
+            timeout,
+            false,
+            move |core, _| core.open_roce(port),
+        )?;
+        ports.insert(core, open.clone());
+        Ok(open)
+    }
+
+    /// What an engine core's packet port has seen; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    pub fn roce_counters(&self, core: usize) -> Result<Option<RoceCounters>> {
+        let inner = self.inner();
+        let timeout = inner.config.drop_timeout;
+        inner.on_core(
+            core,
+            "say what the RoCE port counted",
+            timeout,
+            false,
+            |core, _| core.roce_counters(),
+        )
     }
 
     /// The next event, if there is one.

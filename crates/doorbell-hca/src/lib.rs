@@ -6,7 +6,7 @@
 //!
 //! * [`Hca`] makes memory regions ([`Mr`]) and queue pairs ([`HcaQp`]), reports [`Event`]s, and runs the engine.
 //! * [`mem`] is the key table, which a peer process can map read-only, and how regions end.
-//! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), later packets.
+//! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), packets ([`roce`]).
 //! * [`dma`] moves payloads of GPU memory through a copy engine.
 //!
 //! Memory shared with others comes in as [`Shared`] pointers through `unsafe` calls; everything above them is safe.
@@ -26,6 +26,7 @@ pub mod mem;
 mod place;
 pub mod qp;
 mod raw;
+pub mod roce;
 pub mod shm;
 
 pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};

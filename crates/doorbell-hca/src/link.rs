@@ -1,6 +1,6 @@
 //! Where work requests go: the seam between the front end and whatever reaches the target.
 //! A memory destination (loopback, shared memory of one host) *resolves* keys to addresses, and one copy path serves all of them;
-//! a resolution is cached by the QP, so this seam is crossed only when a key changes. Packet links will be a further kind.
+//! a resolution is cached by the QP, so this seam is crossed only when a key changes. A packet destination has an engine of its own (`engine::roce`).
 
 use core::fmt;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use doorbell_wire::{Key, Qpn};
 
 use crate::fault::Fault;
 use crate::mem::{Access, Span};
+use crate::roce::RoceTarget;
 
 /// What a QP is connected to.
 #[derive(Debug, Clone)]
@@ -17,6 +18,8 @@ pub enum Destination {
     Loopback(Qpn),
     /// A QP of another process of this host whose registered memory this process has mapped.
     Peer(Arc<dyn RemoteQp>),
+    /// A QP that is reached by packets, through the port of this QP's engine core.
+    Roce(Box<RoceTarget>),
 }
 
 /// A QP in another process whose memory we reach. One object per connection; called by one engine core only.

@@ -239,13 +239,19 @@ impl Device {
         self.inner.soft.as_deref()
     }
 
-    /// What this device's RoCE port can do, for a peer; opens the port if it was not.
+    /// What this device's RoCE port can do, for a peer; opens the port if it was not. Each engine core has a port of its own:
+    /// this is the first one's, and [`crate::QpCore::endpoint`] names the queue pair's.
     pub fn roce_offer(&self) -> Result<Offer> {
         self.inner.gpu.check_process()?;
-        self.inner.provider.roce_offer()
+        self.inner.provider.roce_offer(Some(0))
     }
 
-    /// What the RoCE port has counted, by the names of the rdma tool; nothing if it was not opened.
+    /// What the RoCE ports are and guarantee, in words; nothing if none was opened.
+    pub fn roce_describe(&self) -> Vec<String> {
+        self.inner.provider.roce_describe()
+    }
+
+    /// What the RoCE ports have counted, by name; nothing if none was opened.
     pub fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.provider.roce_counters()
     }

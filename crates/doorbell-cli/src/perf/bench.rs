@@ -110,6 +110,20 @@ impl Benches {
         self.get((gpu, cores))
     }
 
+    /// The bench of the second process of a run of `test`, by its name: it plays an end of ping-pongs, and moves no more than that
+    /// otherwise.
+    pub(crate) fn of_peer(&mut self, test: &str) -> Result<Rc<Bench>> {
+        let plays = [Test::PutLat, Test::SignalLat]
+            .iter()
+            .any(|t| test.contains(t.name()));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let cores = match plays && self.cores_free && cpus < 3 {
+            true => HcaCores::Caller,
+            false => self.cores,
+        };
+        self.get((self.gpu, cores))
+    }
+
     /// The bench of the run's own settings.
     pub(crate) fn main(&mut self) -> Result<Rc<Bench>> {
         self.get((self.gpu, self.cores))

@@ -15,7 +15,23 @@ use crate::schema::Roce;
 pub(crate) type Counters = BTreeMap<String, u64>;
 
 /// Counters that say how much was done, not that something was amiss.
-const TRAFFIC: [&str; 4] = ["sent_", "rcvd_", "posted_", "executed_"];
+const TRAFFIC: [&str; 11] = [
+    "sent_packets",
+    "sent_bytes",
+    "sent_calls",
+    "sent_trains",
+    "sent_full",
+    "received_packets",
+    "received_bytes",
+    "received_calls",
+    "received_empty",
+    "received_trains",
+    "icrc_explained",
+];
+
+fn is_traffic(name: &str) -> bool {
+    TRAFFIC.contains(&name) || name.starts_with("tx_") || name.starts_with("rx_")
+}
 
 /// Those of the device's port and of these connections, summed.
 pub(crate) fn read<Q: AsRef<QpCore>>(device: &Device, qps: &[Q]) -> Counters {
@@ -91,7 +107,7 @@ fn since(now: &Counters, before: &Counters) -> Counters {
 pub(crate) fn line(counters: &Counters) -> Option<String> {
     let amiss: Vec<String> = counters
         .iter()
-        .filter(|(name, count)| **count > 0 && !TRAFFIC.iter().any(|t| name.starts_with(t)))
+        .filter(|(name, count)| **count > 0 && !is_traffic(name))
         .map(|(name, count)| format!("{name} {}", crate::units::grouped(*count)))
         .collect();
     (!amiss.is_empty()).then(|| amiss.join(", "))
@@ -106,10 +122,10 @@ mod tests {
         let of = |list: &[(&str, u64)]| -> Counters {
             list.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect()
         };
-        let quiet = of(&[("sent_pkts", 9), ("duplicate_request", 0)]);
+        let quiet = of(&[("sent_packets", 9), ("duplicate_request", 0)]);
         assert_eq!(line(&quiet), None);
         let loud = of(&[
-            ("sent_pkts", 12),
+            ("sent_packets", 12),
             ("duplicate_request", 2),
             ("out_of_sequence", 1),
         ]);
@@ -117,7 +133,7 @@ mod tests {
             line(&loud).as_deref(),
             Some("duplicate_request 2, out_of_sequence 1")
         );
-        assert_eq!(since(&loud, &quiet)["sent_pkts"], 3);
+        assert_eq!(since(&loud, &quiet)["sent_packets"], 3);
         assert_eq!(since(&loud, &quiet)["out_of_sequence"], 1);
     }
 }

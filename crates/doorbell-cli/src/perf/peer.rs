@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::io::{BufRead, Write};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use doorbell::{CqKind, Endpoint, Export, LinkKind, Peer, Qp};
+use doorbell::{CqKind, Device, Endpoint, Export, LinkKind, Peer, Qp};
 use doorbell_gpu::Dims;
 use serde::Serialize;
 
@@ -48,8 +48,9 @@ struct Playing<'b> {
 
 /// Where orders come from and answers go to.
 pub(crate) trait Orders {
-    /// The next order; `None` when there will be none.
-    fn next(&mut self) -> Result<Option<Vec<u8>>>;
+    /// The next order; `None` when there will be none. Meanwhile an engine without a thread of its own (`driven`) is run:
+    /// packets come while nothing is ordered.
+    fn next(&mut self, driven: Option<&Device>) -> Result<Option<Vec<u8>>>;
 
     /// Answers it; `false` when there is nobody to tell.
     fn answer(&mut self, answer: Vec<u8>) -> bool;
@@ -71,7 +72,9 @@ pub(crate) enum Parting {
 struct Stdio;
 
 impl Orders for Stdio {
-    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+    fn next(&mut self, driven: Option<&Device>) -> Result<Option<Vec<u8>>> {
+        // One order at a time is under way, so what is buffered is never a second one.
+        while !wait_driving(driven, HOUR, |time| readable(&std::io::stdin(), time)) {}
         let mut line = Vec::new();
         let got = std::io::stdin()
             .lock()
@@ -89,6 +92,57 @@ impl Orders for Stdio {
     fn interrupted(&self) -> Result<()> {
         Ok(())
     }
+}
+
+/// Between two looks while there is work, and the longest nap without.
+const ROUNDS: u32 = 256;
+const NAP: Duration = Duration::from_micros(100);
+/// Without work for so long, naps begin.
+const SPIN: Duration = Duration::from_millis(2);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Waits until `ready` within `limit`, running the engine meanwhile; whether it is.
+pub(crate) fn wait_driving(
+    driven: Option<&Device>,
+    limit: Duration,
+    ready: impl Fn(Duration) -> bool,
+) -> bool {
+    let Some(device) = driven else {
+        return ready(limit);
+    };
+    let start = Instant::now();
+    let mut busy = start;
+    loop {
+        let mut any = false;
+        for _ in 0..ROUNDS {
+            any |= device.poll();
+        }
+        let now = Instant::now();
+        if any {
+            busy = now;
+        }
+        let nap = match now - busy < SPIN {
+            true => Duration::ZERO,
+            false => NAP.min(limit),
+        };
+        if ready(nap) {
+            return true;
+        }
+        if now - start >= limit {
+            return false;
+        }
+    }
+}
+
+/// Is there something to read, or the end?
+fn readable(fd: &impl std::os::fd::AsFd, time: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let time = Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    !matches!(poll(&mut fds, Some(&time)), Ok(0))
 }
 
 /// Serves orders from standard input until it ends.
@@ -118,7 +172,8 @@ pub(crate) fn session(
         playing: None,
         clock: None,
     };
-    while let Some(text) = orders.next()? {
+    let driven = bench.device.is_caller_driven().then_some(&bench.device);
+    while let Some(text) = orders.next(driven)? {
         let order: Order = serde_json::from_slice(&text).with_context(|| {
             format!(
                 "`{}` is not an order: this side is for `doorbell perf`",

@@ -10,7 +10,7 @@ use doorbell::connect::{Agreed, Introduction};
 use doorbell::{Channel, Greeting, Launched, Line};
 
 use super::bench::{Bench, Benches};
-use super::peer::{Orders, Parting, session};
+use super::peer::{Orders, Parting, session, wait_driving};
 use super::pipe::Partner;
 use crate::args::{Link, PerfArgs, Place};
 use crate::{Ended, WrongArguments};
@@ -189,9 +189,9 @@ pub(crate) struct Over<'a> {
 }
 
 impl Orders for Over<'_> {
-    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+    fn next(&mut self, driven: Option<&doorbell::Device>) -> Result<Option<Vec<u8>>> {
         // The initiator may measure for as long as it likes. That its host vanished is found out by the connection's probes.
-        while !self.channel.wait(SLICE) {
+        while !wait_driving(driven, SLICE, |time| self.channel.wait(time)) {
             (self.stop)()?;
         }
         if self.channel.is_closed() {
@@ -221,7 +221,7 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         _ => None,
     };
     let config = crate::config::of(&args.device, port.as_deref());
-    let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
+    let bench: Rc<Bench> = Benches::new(config, None)?.of_peer(args.test.name())?;
     let greeting = greeting(&bench, args.link.kind, &args.remote.job, &purpose(args))?;
     let channel = line.answer(&greeting, args.timeout)?;
     let mut orders = Over {

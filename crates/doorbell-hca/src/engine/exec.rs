@@ -122,6 +122,8 @@ impl EngineQp {
         self.cold.shared.counters.stale_reads.add(1);
         match self.park {
             Some(Park::Stale { since }) if since.elapsed() < cx.inner.config.stale_limit => {}
+            // What is under way completes first.
+            Some(Park::Stale { .. }) if self.is_under_way() => {}
             Some(Park::Stale { .. }) => {
                 let index_fits = ctrl.idx == self.exec as u16;
                 let fault = if index_fits {
@@ -142,12 +144,17 @@ impl EngineQp {
 
     /// A fault waits for the copies before it, which are still to complete.
     fn refuse(&mut self, fault: Fault, ctrl: Ctrl) -> Step {
-        if self.cold.copies.is_empty() {
+        if !self.is_under_way() {
             Step::Failed(fault, Some(ctrl))
         } else {
             self.park = Some(Park::Copies);
             Step::Parked
         }
+    }
+
+    /// Are copies or messages of earlier WQEs not complete yet?
+    fn is_under_way(&self) -> bool {
+        !self.cold.copies.is_empty() || !self.cold.flight.is_empty()
     }
 
     fn parsed(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, wqe: &[Chunk]) -> Step {
@@ -179,6 +186,9 @@ impl EngineQp {
         request: Request<'_>,
         wqe: &[Chunk],
     ) -> Result<Outcome, Fault> {
+        if matches!(self.cold.target, Target::Roce(_)) {
+            return self.post(cx, ctrl, request);
+        }
         match request {
             Request::Nop => self.after_copies(0),
             Request::Wait { index, cqn } => {
@@ -401,6 +411,8 @@ impl EngineQp {
         let Some(imm) = imm else { return Ok(Ok(())) };
         let delivery = match &self.cold.target {
             Target::None => return Err(Fault::NotConnected),
+            // Messages carry their immediates themselves.
+            Target::Roce(_) => return Err(Fault::Unsupported),
             Target::Peer(peer) => peer.deliver_imm(at, imm, byte_cnt),
             Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
                 None => Delivery::Failed(Fault::NoReceive),
@@ -518,6 +530,8 @@ impl EngineQp {
                 regions.resolve(End::Remote, key.0, peer.pd, need)
             },
             (End::Remote, Target::Peer(peer)) => peer.resolve(key, need),
+            // The peer's keys are the peer's to resolve.
+            (End::Remote, Target::Roce(_)) => Err(Fault::Unsupported),
             (End::Remote, Target::None) => Err(Fault::NotConnected),
         }
     }
@@ -549,7 +563,7 @@ pub(super) fn patience(
 ///
 /// # Safety
 /// `word` is mapped and aligned to its width.
-unsafe fn modify(word: Shared<u8>, width: Width, new: impl Fn(u64) -> u64) -> u64 {
+pub(super) unsafe fn modify(word: Shared<u8>, width: Width, new: impl Fn(u64) -> u64) -> u64 {
     match width {
         Width::Eight => {
             // SAFETY: the caller's promise.

@@ -13,6 +13,7 @@ mod jobs;
 mod keys;
 mod qp;
 pub(crate) mod recv;
+mod roce;
 mod scan;
 mod send;
 mod slices;
@@ -73,6 +74,8 @@ pub(crate) struct Core {
     found: Vec<u32>,
     acknowledger: Acknowledger,
     dma: DmaCore,
+    /// The packet port, if one was opened.
+    roce: Option<Box<roce::CorePort>>,
 }
 
 impl Core {
@@ -87,6 +90,7 @@ impl Core {
             found: Vec::new(),
             acknowledger: Acknowledger::default(),
             dma: DmaCore::new(dma),
+            roce: None,
         }
     }
 
@@ -99,6 +103,9 @@ impl Core {
         let mut turns = 0u64;
         if !self.dma.is_idle() {
             turns += self.collect_copies(inner);
+        }
+        if self.roce.is_some() {
+            turns += self.roce_receive(inner);
         }
         let Self {
             qps,
@@ -145,6 +152,9 @@ impl Core {
         }
         if !self.receivers.is_empty() {
             turns += self.receive(inner);
+        }
+        if self.roce.is_some() {
+            turns += self.roce_drive(inner);
         }
         let rounds = slot.rounds.load(Ordering::Relaxed).wrapping_add(1);
         slot.rounds.store(rounds, Ordering::Relaxed);
@@ -289,7 +299,8 @@ impl Core {
         slot: u32,
         destination: Destination,
     ) -> Result<()> {
-        let Some(qp) = self.qp(slot) else {
+        let Self { qps, roce, .. } = &mut *self;
+        let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
             return Ok(());
         };
         let shared = &qp.cold.shared;
@@ -306,6 +317,17 @@ impl Core {
                 Target::Loopback(inner.queues.qp(qpn).ok_or(HcaError::UnknownQp { qpn })?)
             }
             Destination::Peer(peer) => Target::Peer(peer),
+            Destination::Roce(target) => {
+                let roce = roce.as_deref_mut().ok_or_else(|| HcaError::BadConfig {
+                    what: format!(
+                        "engine core {} has no RoCE port: open one first",
+                        shared.core
+                    ),
+                })?;
+                let link = roce::Link::new(roce.port.as_mut(), &target)?;
+                roce.add(slot, shared.qpn.get());
+                Target::Roce(Box::new(link))
+            }
         };
         qp.keys = Keys::EMPTY;
         qp.cold.shared.set_state(QpState::Ready);
@@ -350,6 +372,12 @@ impl Core {
             peer.detach();
         }
         let target = std::mem::replace(&mut qp.cold.target, Target::None);
+        if let Some(roce) = &mut self.roce {
+            roce.forget(slot);
+        }
+        let Some(qp) = self.qps[slot as usize].as_deref_mut() else {
+            return target;
+        };
         // SAFETY: the QP is attached, so its memory is mapped; its owner promises that nobody posts during a reset.
         unsafe { qp.initialise() };
         self.receivers.retain(|s| *s != slot);
@@ -375,6 +403,9 @@ impl Core {
         self.lines.remove(slot);
         self.listed.retain(|s| *s != slot);
         self.receivers.retain(|s| *s != slot);
+        if let Some(roce) = &mut self.roce {
+            roce.forget(slot);
+        }
         let gone = self.qps[slot as usize].take();
         self.free.push(slot);
         self.tell_load(inner);
@@ -487,6 +518,7 @@ impl EngineQp {
                 return true;
             }
         }
+        let packets = matches!(self.cold.target, Target::Roce(_));
         let start = self.exec;
         // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
         let batch = u64::from(cx.inner.config.batch).min(((self.mask + 1) / 16).max(32));
@@ -495,7 +527,7 @@ impl EngineQp {
         loop {
             // SAFETY: attached, `end <= pi`, keys checked in `check_target`.
             unsafe {
-                if self.cold.copies.is_empty() && self.park.is_none() {
+                if self.cold.copies.is_empty() && self.park.is_none() && !packets {
                     if self.per_slot() {
                         self.hot::<true>(end)
                     } else {
@@ -580,6 +612,7 @@ impl EngineQp {
                 QpState::Error | QpState::Destroyed => return Err(Fault::PeerDead),
             },
             Target::Peer(peer) => (peer.ready()?, peer.stamp()),
+            Target::Roce(_) => (true, (own, own)),
         };
         if self.stamps != (own, theirs) {
             self.stamps = (own, theirs);
@@ -603,6 +636,10 @@ impl EngineQp {
         if let Some(oldest) = self.cold.copies.oldest() {
             dma.cancel(slot);
             self.cold.copies.clear();
+            self.exec = oldest;
+        }
+        if let Some(oldest) = self.cold.flight.oldest() {
+            self.cold.flight.clear();
             self.exec = oldest;
         }
     }

@@ -25,6 +25,7 @@ pub(crate) enum Target {
     None,
     Loopback(Arc<QpShared>),
     Peer(Arc<dyn RemoteQp>),
+    Roce(Box<super::roce::Link>),
 }
 
 /// What a QP waits for.
@@ -102,6 +103,8 @@ pub(super) struct ColdQp {
     pub(super) copies: super::jobs::CopyQueue,
     /// The QP whose receive a SEND of ours has taken, and the number of what was taken.
     pub(super) holding: Option<(Arc<QpShared>, u64)>,
+    /// WQEs that are on their way as packets.
+    pub(super) flight: super::roce::Flight,
 }
 
 // SAFETY: the raw pointers inside are addresses of registered memory (see `keys`), used only by the core that owns the QP.
@@ -170,6 +173,7 @@ impl EngineQp {
                 unready_since: None,
                 copies: super::jobs::CopyQueue::default(),
                 holding: None,
+                flight: super::roce::Flight::default(),
             }),
         };
         // SAFETY: the caller's promise: mapped, and nobody uses it yet.
@@ -188,6 +192,7 @@ impl EngineQp {
         self.give_back();
         self.peeked = None;
         self.cold.unready_since = None;
+        self.cold.flight.clear();
         let config = &self.cold.config;
         // SAFETY: the caller's promise, and the sizes that `QpConfig::check` checked.
         unsafe {
@@ -277,7 +282,12 @@ impl EngineQp {
     /// Slots completed: what the poster may reuse.
     #[inline(always)]
     pub(super) fn completed(&self) -> u64 {
-        self.cold.copies.oldest().unwrap_or(self.exec)
+        let under_way = self
+            .cold
+            .copies
+            .oldest()
+            .or_else(|| self.cold.flight.oldest());
+        under_way.unwrap_or(self.exec)
     }
 
     /// Something rung and not executed, or copies under way?

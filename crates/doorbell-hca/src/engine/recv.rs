@@ -2,11 +2,13 @@
 //! Initiators on any core deliver here, one at a time (try-lock). A WRITE with immediate consumes a receive at once and does not use its
 //! memory, as it carries its own address. A SEND *takes* a receive, fills its memory, and completes it; meanwhile nobody else gets one.
 
+use doorbell_roce::Refusal;
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::db::{self, Advance};
 use doorbell_wire::{Chunk, Local, Qpn};
 
 use super::cq::CqWriter;
+use crate::copy::write;
 use crate::fault::Fault;
 use crate::qp::RqConfig;
 use crate::raw::Shared;
@@ -162,6 +164,53 @@ impl RecvQueue {
     /// Gives it back: its message did not come to its end.
     pub(crate) fn untake(&mut self) {
         self.taken = None;
+    }
+
+    /// Puts bytes of a message that comes in packets into the receive that was taken; `offset` is where they are in the message. `find` says
+    /// where the memory of a piece is. What does not fit, or may not be written, completes the receive in error.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`]; what `find` returns is writable for the piece's length during this call.
+    pub(crate) unsafe fn scatter(
+        &mut self,
+        offset: u32,
+        bytes: &[u8],
+        find: impl Fn(&Local) -> Result<Shared<u8>, Fault>,
+    ) -> Result<(), Refusal> {
+        let Some(pieces) = self.taken.as_deref().filter(|_| self.open) else {
+            return Err(Refusal::Operational);
+        };
+        let (mut skip, mut rest) = (u64::from(offset), bytes);
+        let mut failed = None;
+        for piece in pieces {
+            let size = u64::from(piece.len);
+            if skip >= size {
+                skip -= size;
+                continue;
+            }
+            if rest.is_empty() {
+                break;
+            }
+            let (now, later) = rest.split_at(((size - skip) as usize).min(rest.len()));
+            match find(piece) {
+                // SAFETY: `skip + now.len()` is at most the piece's length, which the caller promises.
+                Ok(to) => unsafe { write(to.byte_add(skip as usize).as_ptr(), now) },
+                Err(fault) => {
+                    failed = Some((fault, Refusal::Operational));
+                    break;
+                }
+            }
+            (skip, rest) = (0, later);
+        }
+        if failed.is_none() && !rest.is_empty() {
+            failed = Some((Fault::BadLength, Refusal::Invalid));
+        }
+        let Some((fault, refusal)) = failed else {
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.refuse(fault) };
+        Err(refusal)
     }
 
     /// Completes the receive that was taken, by a WRITE with immediate (`write`) or a SEND.

@@ -68,6 +68,19 @@ impl HcaQp {
         self.shared.counters.snapshot()
     }
 
+    /// What its RoCE connection has counted; `None` if it has none.
+    ///
+    /// # Errors
+    /// [`crate::HcaError::TimedOut`], [`crate::HcaError::EngineDown`].
+    pub fn roce_counters(&self, timeout: Duration) -> Result<Option<doorbell_roce::Counters>> {
+        self.on_core(
+            "say what the connection counted",
+            timeout,
+            false,
+            |core, _, slot| core.link_counters(slot),
+        )
+    }
+
     /// Slots announced and slots completed since the last reset, as the engine last said.
     pub fn indexes(&self) -> (u64, u64) {
         use core::sync::atomic::Ordering::Relaxed;

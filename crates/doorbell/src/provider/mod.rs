@@ -18,6 +18,7 @@ use crate::memory::Memory;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, Result};
 
+mod roce;
 pub mod soft;
 
 /// A kind of HCA, opened.
@@ -43,15 +44,20 @@ pub trait Provider: Send + Sync + fmt::Debug {
     /// The next asynchronous error of any of its objects, or `None` when `timeout` passes without one.
     fn next_error(&self, timeout: Duration) -> Option<AsyncError>;
 
-    /// What its RoCE port can do; opens it if it was not.
-    fn roce_offer(&self) -> Result<Offer> {
+    /// What the RoCE port can do by which queue pairs of this engine core are connected; opens it if it was not.
+    fn roce_offer(&self, _core: Option<usize>) -> Result<Offer> {
         Err(Error::Unsupported {
             what: "RoCE with this provider",
             remedy: "use the software HCA",
         })
     }
 
-    /// What its RoCE port has counted, by the names of the rdma tool; nothing if there is none.
+    /// What the RoCE ports guarantee, in words; nothing if none was opened.
+    fn roce_describe(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// What its RoCE ports have counted, by name; nothing if there are none.
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

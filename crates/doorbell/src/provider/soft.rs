@@ -18,9 +18,10 @@ use doorbell_hca::{
 };
 use doorbell_wire::{Qpn, Vendor};
 
+use super::roce::{self, RoceSettings};
 use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
 use crate::config::{HcaCores, OnError, Settings};
-use crate::connect::Destination;
+use crate::connect::{Destination, Offer};
 use crate::dma::Engine;
 use crate::fork::Here;
 use crate::memory::Memory;
@@ -42,6 +43,8 @@ pub struct Soft {
     arrays: Mutex<Vec<u64>>,
     dma: Option<Arc<dyn Dma>>,
     timeout: Duration,
+    /// How RoCE ports are opened.
+    roce: RoceSettings,
 }
 
 impl Soft {
@@ -72,6 +75,7 @@ impl Soft {
             arrays: Mutex::new(Vec::new()),
             gpu: gpu.clone(),
             timeout: settings.quiesce,
+            roce: RoceSettings::new(settings),
             hca,
         })
     }
@@ -306,6 +310,22 @@ impl Provider for Soft {
         self.gpu.is_this_process() && self.driver.as_ref().is_some_and(Driver::poll)
     }
 
+    fn roce_offer(&self, core: Option<usize>) -> Result<Offer> {
+        self.gpu.check_process()?;
+        self.roce.offer(&self.hca, core.unwrap_or(0))
+    }
+
+    fn roce_describe(&self) -> Vec<String> {
+        self.roce.describe()
+    }
+
+    fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        match self.gpu.is_this_process() {
+            true => self.roce.counters(&self.hca),
+            false => Vec::new(),
+        }
+    }
+
     fn relax_hook(&self) -> Option<RelaxHook> {
         let driver = self.driver.clone()?;
         Some(Arc::new(move || {
@@ -398,7 +418,7 @@ impl ProviderQp for SoftQp {
         Some(self.core)
     }
 
-    fn connect(&self, to: &Destination, _psn: u32) -> Result<()> {
+    fn connect(&self, to: &Destination, psn: u32) -> Result<()> {
         let number = |qpn: u32| {
             Qpn::new(qpn).ok_or_else(|| Error::Argument {
                 object: "QP number of the peer",
@@ -417,11 +437,8 @@ impl ProviderQp for SoftQp {
                 };
                 hca::Destination::Peer(ShmLink::open(peer.session(), local)?)
             }
-            Destination::Roce(_) => {
-                return Err(Error::Unsupported {
-                    what: "RoCE",
-                    remedy: "it is being built",
-                });
+            Destination::Roce(target) => {
+                hca::Destination::Roce(Box::new(roce::target(target, psn)?))
             }
         };
         Ok(self.alive(|qp| qp.connect(to, self.timeout))??)
@@ -462,6 +479,14 @@ impl ProviderQp for SoftQp {
         match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
             Life::Alive(qp) => qp.first_error().unwrap_or_default(),
             Life::Over(_, word) => *word,
+        }
+    }
+
+    fn roce_counters(&self) -> Vec<(&'static str, u64)> {
+        match self.alive(|qp| qp.roce_counters(self.timeout)) {
+            Ok(Ok(Some(counters))) => counters.rows().to_vec(),
+            // None, or gone.
+            _ => Vec::new(),
         }
     }
 

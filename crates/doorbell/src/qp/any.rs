@@ -116,7 +116,7 @@ impl QpCore {
         let provider = &self.inner.device().provider;
         let roce = match link {
             LinkKind::Roce => Some(RoceEndpoint {
-                port: provider.roce_offer()?,
+                port: provider.roce_offer(self.core())?,
                 psn: self.first_psn(),
                 unreliable: self.inner.unreliable,
             }),

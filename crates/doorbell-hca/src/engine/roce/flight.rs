@@ -1,0 +1,119 @@
+//! WQEs of one QP that were handed to its connection and are not complete: where their bytes are, and what their CQEs need.
+//! Complete in order; a WQE without packets (NOP, WAIT, DUMP) takes its place behind those before it.
+
+use std::collections::VecDeque;
+
+use doorbell_wire::{Ctrl, Local};
+
+/// WQEs of one QP under way at most.
+pub(super) const LIMIT: usize = 4096;
+/// Inline payloads up to this size need no allocation.
+const SMALL: usize = 48;
+
+/// Where the bytes of a message are, or go to.
+#[derive(Clone, Debug)]
+pub(super) enum Bytes {
+    /// None.
+    Nothing,
+    /// One piece of local memory.
+    One(Local),
+    /// Several.
+    Many(Box<[Local]>),
+    /// In the WQE, copied from it: the ring's slot may be reused before they are sent again.
+    Small(u8, [u8; SMALL]),
+    /// The same, larger.
+    Inline(Box<[u8]>),
+}
+
+impl Bytes {
+    pub(super) fn inline(len: usize, bytes: impl Iterator<Item = u8>) -> Self {
+        if len <= SMALL {
+            let mut small = [0; SMALL];
+            for (to, from) in small.iter_mut().zip(bytes) {
+                *to = from;
+            }
+            Self::Small(len as u8, small)
+        } else {
+            Self::Inline(bytes.collect())
+        }
+    }
+
+    /// The bytes of an inline payload.
+    pub(super) fn as_inline(&self) -> Option<&[u8]> {
+        match self {
+            Self::Small(len, bytes) => bytes.get(..usize::from(*len)),
+            Self::Inline(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// Pieces of local memory.
+    pub(super) fn pieces(&self) -> &[Local] {
+        match self {
+            Self::One(one) => core::slice::from_ref(one),
+            Self::Many(many) => many,
+            _ => &[],
+        }
+    }
+}
+
+/// A WQE under way.
+#[derive(Clone, Debug)]
+pub(super) struct InFlight {
+    /// Its first slot, which is also its message's token.
+    pub(super) at: u64,
+    pub(super) ctrl: Ctrl,
+    pub(super) byte_cnt: u32,
+    pub(super) bytes: Bytes,
+    /// Nothing of it is sent.
+    pub(super) local: bool,
+}
+
+/// WQEs under way, oldest first.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Flight {
+    queue: VecDeque<InFlight>,
+}
+
+impl Flight {
+    #[inline]
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.len() >= LIMIT
+    }
+
+    /// First slot of the oldest.
+    #[inline]
+    pub(in crate::engine) fn oldest(&self) -> Option<u64> {
+        self.queue.front().map(|f| f.at)
+    }
+
+    pub(super) fn front(&self) -> Option<&InFlight> {
+        self.queue.front()
+    }
+
+    pub(super) fn push(&mut self, one: InFlight) {
+        self.queue.push_back(one);
+    }
+
+    /// The message of this token, if it is under way.
+    #[inline]
+    pub(super) fn find(&self, token: u64) -> Option<&InFlight> {
+        let at = self.queue.partition_point(|f| f.at < token);
+        self.queue.get(at).filter(|f| f.at == token)
+    }
+
+    /// Takes the oldest if it is complete: up to `through`, and what has no packets.
+    pub(super) fn pop_done(&mut self, through: Option<u64>) -> Option<InFlight> {
+        let front = self.queue.front()?;
+        let done = front.local || through.is_some_and(|t| front.at <= t);
+        if done { self.queue.pop_front() } else { None }
+    }
+
+    pub(in crate::engine) fn clear(&mut self) {
+        self.queue.clear();
+    }
+}

@@ -1,0 +1,284 @@
+//! A QP's connection, and how a WQE becomes one of its messages.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use doorbell_port::{Path, PathRequest, Port};
+use doorbell_roce::{Connection, Message, Op, PostError};
+use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
+
+use super::flight::{Bytes, Flight, InFlight, LIMIT};
+use super::memory::QpMemory;
+use crate::engine::Cx;
+use crate::engine::exec::{MAX_MESSAGE, Outcome, waited};
+use crate::engine::keys::Use;
+use crate::engine::qp::{ColdQp, EngineQp, Park, Target};
+use crate::error::{HcaError, Result};
+use crate::fault::Fault;
+use crate::hca::Inner;
+use crate::mem::{Access, Place};
+use crate::roce::{RoceTarget, plain};
+
+/// How long finding the way to a peer may take (address resolution).
+const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// A connected QP's other end.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(super) connection: Connection,
+    pub(super) path: Path,
+    /// Packets from elsewhere are a stranger's.
+    pub(super) peer: IpAddr,
+    pub(super) access: Access,
+}
+
+impl Link {
+    /// Finds the way to the peer.
+    pub(in crate::engine) fn new(port: &mut dyn Port, target: &RoceTarget) -> Result<Self> {
+        let bad = |what: String| HcaError::BadConfig { what };
+        let path = port
+            .path(&PathRequest {
+                trains: target.segments,
+                deadline: RESOLUTION,
+                ..PathRequest::new(target.peer)
+            })
+            .map_err(|e| bad(format!("the way to {}: {e}", target.peer)))?;
+        let fits = doorbell_port::path_mtu(path.mtu());
+        let wanted = target.connection.path_mtu.bytes() as usize;
+        if wanted > fits {
+            return Err(bad(format!(
+                "packets of path MTU {wanted} do not fit the way to {} (at most {fits}): agree on a smaller one",
+                target.peer
+            )));
+        }
+        let config = doorbell_roce::Config {
+            messages: LIMIT,
+            ..target.connection.clone()
+        };
+        let connection = Connection::new(&config).map_err(|e| bad(e.to_string()))?;
+        Ok(Self {
+            connection,
+            path,
+            peer: plain(target.peer.ip()),
+            access: target.access,
+        })
+    }
+}
+
+impl ColdQp {
+    /// The connection of a QP that has one, and the memory behind it.
+    pub(super) fn link<'a>(&'a mut self, inner: &'a Inner) -> Option<(&'a mut Link, QpMemory<'a>)> {
+        let Target::Roce(link) = &mut self.target else {
+            return None;
+        };
+        let memory = QpMemory {
+            inner,
+            shared: &self.shared,
+            flight: &self.flight,
+            access: link.access,
+        };
+        Some((link, memory))
+    }
+}
+
+impl Flight {
+    /// First slot and control segment of the oldest.
+    pub(super) fn first(&self) -> Option<(u64, Ctrl)> {
+        self.front().map(|f| (f.at, f.ctrl))
+    }
+}
+
+impl EngineQp {
+    /// Hands a request to the connection. Every local piece is checked first; the rest is the peer's to check.
+    pub(in crate::engine) fn post(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        request: Request<'_>,
+    ) -> Result<Outcome, Fault> {
+        if self.cold.flight.is_full() {
+            return Ok(self.hold());
+        }
+        let (op, bytes, len) = match request {
+            Request::Nop => return Ok(self.in_order(ctrl, 0)),
+            Request::Wait { index, cqn } => {
+                let on = match &self.park {
+                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
+                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
+                };
+                match waited(&on, index) {
+                    Some(true) => return Ok(self.in_order(ctrl, 0)),
+                    Some(false) => {
+                        self.park = Some(Park::Wait { on, index });
+                        return Ok(Outcome::Parked);
+                    }
+                    None => return Err(Fault::BadWaitCq),
+                }
+            }
+            Request::Dump { local } => {
+                self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;
+                return Ok(self.in_order(ctrl, local.len));
+            }
+            Request::Write { remote, local, imm } => {
+                let (bytes, len) = self.gathered(cx, local, Use::Source)?;
+                let op = Op::Write {
+                    va: remote.addr,
+                    rkey: remote.key.0,
+                    imm,
+                };
+                (op, bytes, len)
+            }
+            Request::Send { local, imm } => {
+                let (bytes, len) = self.gathered(cx, local, Use::Source)?;
+                (Op::Send { imm }, bytes, len)
+            }
+            Request::Read { remote, local } => {
+                let (bytes, len) = self.gathered(cx, local, Use::Sink)?;
+                let op = Op::Read {
+                    va: remote.addr,
+                    rkey: remote.key.0,
+                };
+                (op, bytes, len)
+            }
+            Request::FetchAdd { remote, local, add } => {
+                let op = Op::FetchAdd {
+                    va: remote.addr,
+                    rkey: remote.key.0,
+                    add,
+                };
+                (op, self.sink(cx, local)?, 8)
+            }
+            Request::CompareSwap {
+                remote,
+                local,
+                swap,
+                compare,
+            } => {
+                let op = Op::CompareSwap {
+                    va: remote.addr,
+                    rkey: remote.key.0,
+                    compare,
+                    swap,
+                };
+                (op, self.sink(cx, local)?, 8)
+            }
+            // InfiniBand's transport has no masked atomics.
+            Request::MaskedFetchAdd { .. } | Request::MaskedCompareSwap { .. } => {
+                return Err(Fault::Unsupported);
+            }
+        };
+        if let Op::FetchAdd { va, .. } | Op::CompareSwap { va, .. } = op
+            && !va.is_multiple_of(8)
+        {
+            return Err(Fault::Misaligned);
+        }
+        let Target::Roce(link) = &mut self.cold.target else {
+            return Err(Fault::NotConnected);
+        };
+        let message = Message {
+            token: self.exec,
+            op,
+            len,
+            fence: ctrl.fenced(),
+            solicited: ctrl.solicited(),
+        };
+        match link.connection.post(message) {
+            Ok(()) => {}
+            Err(PostError::Full) => return Ok(self.hold()),
+            // What became of it is told as an event.
+            Err(PostError::Failed) => return Ok(self.hold()),
+            Err(PostError::Unsupported) => return Err(Fault::Unsupported),
+            Err(PostError::Length(_)) => return Err(Fault::BadLength),
+        }
+        self.cold.flight.push(InFlight {
+            at: self.exec,
+            ctrl,
+            byte_cnt: len,
+            bytes,
+            local: false,
+        });
+        Ok(Outcome::Issued)
+    }
+
+    /// No room: to be looked at again.
+    fn hold(&mut self) -> Outcome {
+        self.park = Some(Park::Copies);
+        Outcome::Parked
+    }
+
+    /// Nothing to send: complete when all before it is.
+    fn in_order(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
+        if self.cold.flight.is_empty() {
+            return Outcome::Complete(byte_cnt);
+        }
+        self.cold.flight.push(InFlight {
+            at: self.exec,
+            ctrl,
+            byte_cnt,
+            bytes: Bytes::Nothing,
+            local: true,
+        });
+        Outcome::Issued
+    }
+
+    /// A local piece in host memory, checked.
+    fn host(&mut self, cx: &mut Cx<'_>, usage: Use, piece: Local) -> Result<(), Fault> {
+        match self.locate(cx, usage, piece.key, piece.addr, u64::from(piece.len))? {
+            Place::Host(_) => Ok(()),
+            Place::Device { .. } => Err(Fault::Unsupported),
+        }
+    }
+
+    /// Where the old value of an atomic goes.
+    fn sink(&mut self, cx: &mut Cx<'_>, local: Local) -> Result<Bytes, Fault> {
+        if local.len != 8 {
+            return Err(Fault::BadLength);
+        }
+        self.host(cx, Use::Sink, local)?;
+        Ok(Bytes::One(local))
+    }
+
+    /// A payload as the flight keeps it, and its length.
+    fn gathered(
+        &mut self,
+        cx: &mut Cx<'_>,
+        payload: Payload<'_>,
+        usage: Use,
+    ) -> Result<(Bytes, u32), Fault> {
+        let total = payload.len();
+        if total > MAX_MESSAGE {
+            return Err(Fault::BadLength);
+        }
+        let len = total as u32;
+        if let Payload::Inline(inline) = &payload {
+            return Ok((Bytes::inline(inline.len(), inline.bytes()), len));
+        }
+        let mut one = None;
+        let mut many = Vec::new();
+        for piece in payload.pieces() {
+            match piece {
+                // A piece of no bytes opens no key.
+                Piece::Local(local) if local.len == 0 => {}
+                Piece::Local(local) => {
+                    self.host(cx, usage, local)?;
+                    match one.replace(local) {
+                        None => {}
+                        Some(before) => many.push(before),
+                    }
+                }
+                Piece::Inline(inline) if inline.is_empty() => {}
+                // Inline and pieces in one WQE.
+                Piece::Inline(_) => return Err(Fault::BadInline),
+            }
+        }
+        let bytes = match (one, many.is_empty()) {
+            (None, _) => Bytes::Nothing,
+            (Some(one), true) => Bytes::One(one),
+            (Some(last), false) => {
+                many.push(last);
+                Bytes::Many(many.into_boxed_slice())
+            }
+        };
+        Ok((bytes, len))
+    }
+}

@@ -1,0 +1,354 @@
+//! RoCE in an engine core: one packet port, and the connections of the queue pairs of this core.
+//!
+//! A round takes what arrived to the connections, lets the queue pairs post what was rung (`link`), and then asks each connection for
+//! its packets, its time-outs and what became of its messages. Nothing here waits, and what a stranger sends costs a look-up and a count.
+
+mod flight;
+mod link;
+mod memory;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::time::Instant;
+
+use doorbell_port::{Port, RecvBatch, SendBatch};
+use doorbell_roce::{Event, Failure};
+use doorbell_wire::roce::{Bth, Packet};
+
+pub(super) use flight::Flight;
+pub(crate) use link::Link;
+
+use super::qp::{EngineQp, Target};
+use crate::fault::Fault;
+use crate::hca::Inner;
+use crate::qp::QpState;
+use crate::roce::{RoceCounters, StrangerCounters, plain};
+
+/// Batches taken from the port in one round at most, so that queue pairs get their turns under a flood.
+const BATCHES: usize = 4;
+/// Packets that one connection may send in one round, before the next has its turn.
+const SHARE: usize = 128;
+
+/// Queue pair numbers are spread by themselves.
+#[derive(Default)]
+struct QpnHash(u64);
+
+impl Hasher for QpnHash {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u32(&mut self, n: u32) {
+        // The table takes its bits from both ends.
+        self.0 = u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// The port of a core.
+pub(crate) struct CorePort {
+    pub(super) port: Box<dyn Port>,
+    rx: RecvBatch,
+    tx: SendBatch,
+    /// Slot of each connected queue pair, by number.
+    routes: HashMap<u32, u32, BuildHasherDefault<QpnHash>>,
+    /// Slots and numbers of connected queue pairs.
+    links: Vec<(u32, u32)>,
+    /// Whose turn to send comes first.
+    first: usize,
+    epoch: Instant,
+    strangers: StrangerCounters,
+    /// The port failed; why.
+    down: Option<String>,
+}
+
+impl std::fmt::Debug for CorePort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CorePort")
+            .field("port", &self.port)
+            .field("links", &self.links.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl CorePort {
+    pub(crate) fn new(port: Box<dyn Port>) -> Self {
+        Self {
+            rx: port.recv_batch(),
+            port,
+            tx: SendBatch::new(),
+            routes: HashMap::default(),
+            links: Vec::new(),
+            first: 0,
+            epoch: Instant::now(),
+            strangers: StrangerCounters::default(),
+            down: None,
+        }
+    }
+
+    pub(super) fn counters(&self) -> RoceCounters {
+        RoceCounters {
+            port: self.port.counters(),
+            strangers: self.strangers,
+        }
+    }
+
+    /// A queue pair was connected.
+    pub(super) fn add(&mut self, slot: u32, qpn: u32) {
+        self.forget(slot);
+        self.routes.insert(qpn, slot);
+        self.links.push((slot, qpn));
+    }
+
+    /// A queue pair is connected no more.
+    pub(super) fn forget(&mut self, slot: u32) {
+        let Some(at) = self.links.iter().position(|l| l.0 == slot) else {
+            return;
+        };
+        let (_, qpn) = self.links.swap_remove(at);
+        self.routes.remove(&qpn);
+    }
+
+    /// Is there anything that may send or receive?
+    pub(super) fn is_idle(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// Nanoseconds since the port was opened.
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// Gives packets that arrived to their connections. Returns how many there were.
+    pub(super) fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
+        let mut taken = 0;
+        if self.down.is_some() {
+            return 0;
+        }
+        for _ in 0..BATCHES {
+            match self.port.recv(&mut self.rx) {
+                Ok(0) => break,
+                Ok(n) => taken += n as u64,
+                Err(e) => {
+                    self.down = Some(e.to_string());
+                    break;
+                }
+            }
+            let now = self.now();
+            for packet in self.rx.iter() {
+                let qp = Bth::peek_dest_qp(packet.bytes)
+                    .and_then(|qpn| self.routes.get(&qpn))
+                    .and_then(|&slot| qps.get_mut(slot as usize)?.as_deref_mut());
+                let Some(qp) = qp else {
+                    self.strangers.unknown_qp += 1;
+                    continue;
+                };
+                let state = qp.cold.shared.state();
+                let Some((link, mut memory)) = qp.cold.link(inner) else {
+                    self.strangers.unknown_qp += 1;
+                    continue;
+                };
+                if state != QpState::Ready {
+                    self.strangers.unknown_qp += 1;
+                } else if plain(packet.src.ip()) != link.peer {
+                    self.strangers.wrong_source += 1;
+                } else {
+                    match Packet::parse(packet.bytes) {
+                        Ok(parsed) => {
+                            let congested = packet.tos & 3 == 3;
+                            link.connection.handle(&parsed, congested, now, &mut memory);
+                        }
+                        Err(_) => self.strangers.malformed += 1,
+                    }
+                }
+            }
+        }
+        taken
+    }
+
+    /// Asks every connection for what became of its messages and for its packets, and sends those. Returns how much there was.
+    pub(super) fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
+        let now = self.now();
+        let mut done = 0;
+        let mut i = 0;
+        // Those that are not connected any more leave, which moves others into their places.
+        while let Some(&(slot, qpn)) = self.links.get(i) {
+            let ready = qps
+                .get(slot as usize)
+                .and_then(|q| q.as_deref())
+                .is_some_and(|qp| {
+                    qp.qpn().get() == qpn
+                        && qp.cold.shared.state() == QpState::Ready
+                        && matches!(qp.cold.target, Target::Roce(_))
+                });
+            if ready {
+                i += 1;
+            } else {
+                self.links.swap_remove(i);
+                self.routes.remove(&qpn);
+            }
+        }
+        self.first = (self.first + 1) % self.links.len().max(1);
+        for n in 0..self.links.len() {
+            let (slot, _) = self.links[(self.first + n) % self.links.len()];
+            let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
+                continue;
+            };
+            if let Some(reason) = &self.down {
+                tracing::error!(qpn = %qp.qpn(), "the RoCE port failed: {reason}");
+                qp.fail_flight(inner, Fault::PortDown);
+                done += 1;
+                continue;
+            }
+            done += self.send_of(qp, inner, now);
+            done += qp.reap(inner);
+        }
+        if !self.tx.is_empty() {
+            self.flush();
+        }
+        done
+    }
+
+    /// The packets of one connection into the batch.
+    fn send_of(&mut self, qp: &mut EngineQp, inner: &Inner, now: u64) -> u64 {
+        let Some((link, mut memory)) = qp.cold.link(inner) else {
+            return 0;
+        };
+        if link.connection.timeout().is_some_and(|at| at <= now) {
+            link.connection.on_timeout(now);
+        }
+        let mut sent = 0;
+        for _ in 0..SHARE {
+            if self.tx.space(&link.path).is_none() && !self.flush() {
+                break;
+            }
+            let Some(space) = self.tx.space(&link.path) else {
+                break;
+            };
+            match link.connection.transmit(now, &mut memory, space) {
+                Some(len) => {
+                    self.tx.commit(&link.path, len);
+                    sent += 1;
+                }
+                None => break,
+            }
+        }
+        sent
+    }
+
+    /// Sends the batch; `false` if the kernel has no room for it.
+    fn flush(&mut self) -> bool {
+        match self.port.send(&mut self.tx) {
+            Ok(_) => self.tx.is_empty(),
+            Err(e) => {
+                self.down = Some(e.to_string());
+                self.tx.clear();
+                false
+            }
+        }
+    }
+}
+
+impl EngineQp {
+    /// Completes WQEs whose messages the peer has acknowledged, and fails the QP if one failed. Returns how many there were.
+    fn reap(&mut self, inner: &Inner) -> u64 {
+        let mut done = 0;
+        while let Some((link, mut memory)) = self.cold.link(inner) {
+            let Some(event) = link.connection.poll_event(&mut memory) else {
+                break;
+            };
+            done += 1;
+            match event {
+                Event::Done { through } => self.land(Some(through)),
+                Event::Failed { token, failure } => {
+                    self.land(token.checked_sub(1));
+                    let fault = match failure {
+                        Failure::Retry => Fault::RetryExceeded,
+                        Failure::RnrRetry => Fault::RnrExceeded,
+                        Failure::RemoteAccess => Fault::RemoteAccess,
+                        Failure::RemoteInvalid => Fault::RemoteInvalid,
+                        Failure::RemoteOperational => Fault::RemoteOperational,
+                        Failure::BadResponse => Fault::BadResponse,
+                        Failure::Local(local) => memory::fault_of(local),
+                        // It follows the one that failed, which ended the QP.
+                        Failure::Flushed => Fault::Flushed,
+                    };
+                    self.fail_flight(inner, fault);
+                    break;
+                }
+                Event::Stopped => {
+                    self.fail_flight(inner, Fault::PeerRefused);
+                    break;
+                }
+            }
+        }
+        if self.wqes != 0 {
+            self.publish();
+        }
+        done
+    }
+
+    /// Completes what is complete up to `through`.
+    pub(super) fn land(&mut self, through: Option<u64>) {
+        while let Some(one) = self.cold.flight.pop_done(through) {
+            let sop = self.cq.sop(one.ctrl.opcode);
+            self.complete(one.at, sop, one.ctrl.signalled(), one.byte_cnt);
+        }
+    }
+
+    /// The oldest WQE under way fails, and with it the QP; those behind it are flushed.
+    pub(super) fn fail_flight(&mut self, inner: &Inner, fault: Fault) {
+        let oldest = self.cold.flight.first();
+        self.cold.flight.clear();
+        let ctrl = oldest.map(|(at, ctrl)| {
+            self.exec = at;
+            ctrl
+        });
+        self.fail(inner, fault, ctrl);
+    }
+}
+
+impl super::Core {
+    /// Packets in, before the queue pairs' turns.
+    #[cold]
+    pub(super) fn roce_receive(&mut self, inner: &Inner) -> u64 {
+        let Self { qps, roce, .. } = self;
+        match roce {
+            Some(roce) if !roce.is_idle() => roce.receive(qps, inner),
+            _ => 0,
+        }
+    }
+
+    /// Packets out and messages complete, after the queue pairs' turns.
+    #[cold]
+    pub(super) fn roce_drive(&mut self, inner: &Inner) -> u64 {
+        let Self { qps, roce, .. } = self;
+        match roce {
+            Some(roce) if !roce.is_idle() => roce.drive(qps, inner),
+            _ => 0,
+        }
+    }
+
+    /// Takes a port.
+    pub(crate) fn open_roce(&mut self, port: Box<dyn Port>) {
+        self.roce = Some(Box::new(CorePort::new(port)));
+    }
+
+    /// What the port has seen.
+    pub(crate) fn roce_counters(&self) -> Option<RoceCounters> {
+        self.roce.as_ref().map(|r| r.counters())
+    }
+
+    /// What a connection has counted.
+    pub(crate) fn link_counters(&mut self, slot: u32) -> Option<doorbell_roce::Counters> {
+        match &self.qp(slot)?.cold.target {
+            Target::Roce(link) => Some(*link.connection.counters()),
+            _ => None,
+        }
+    }
+}

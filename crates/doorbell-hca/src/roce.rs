@@ -1,0 +1,64 @@
+//! The RoCE link as its user sees it: a packet port for each engine core that has one, and queue pairs connected over it.
+//!
+//! [`Hca::open_roce`](crate::Hca::open_roce) gives a core its port; [`Destination::Roce`](crate::Destination) connects a queue pair of
+//! that core. The engine posts what the queue pair rings to a [`doorbell_roce::Connection`], which makes packets, and completes its WQEs
+//! when the peer has acknowledged them. Packets for unknown queue pairs, from other addresses than the peer's, or that make no sense
+//! are counted and dropped.
+
+use std::net::{IpAddr, SocketAddr};
+
+pub use doorbell_port::{Description, PortConfig, PortCounters, PortError};
+pub use doorbell_roce as transport;
+
+use crate::mem::Access;
+
+/// What a queue pair's connection needs to know of the other end.
+#[derive(Clone, Debug)]
+pub struct RoceTarget {
+    /// The peer's address and UDP port.
+    pub peer: SocketAddr,
+    /// The peer takes trains of packets (segmentation offload).
+    pub segments: bool,
+    /// Numbers, sizes and limits. `messages` is set by the engine.
+    pub connection: doorbell_roce::Config,
+    /// What the peer may do here, whatever the regions grant.
+    pub access: Access,
+}
+
+/// An opened port.
+#[derive(Clone, Debug)]
+pub struct RocePort {
+    /// Where peers send to.
+    pub local: SocketAddr,
+    /// The largest path MTU whose packets fit the port.
+    pub path_mtu: u16,
+    /// It takes trains of packets.
+    pub segments: bool,
+    /// What was chosen, why, and what is guaranteed.
+    pub description: Description,
+}
+
+/// Packets that reached a port and no queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StrangerCounters {
+    /// For a queue pair that is not here or not connected.
+    pub unknown_qp: u64,
+    /// From another address than the queue pair's peer.
+    pub wrong_source: u64,
+    /// That are no RoCE packets (opcode, length, version, reserved values).
+    pub malformed: u64,
+}
+
+/// What an engine core's port has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoceCounters {
+    /// The port's own.
+    pub port: PortCounters,
+    /// Dropped above it.
+    pub strangers: StrangerCounters,
+}
+
+/// IPv4 addresses in IPv6 clothes as what they are.
+pub(crate) fn plain(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}

@@ -1,0 +1,170 @@
+//! RoCE of the software HCA: which port a setting means, what it offers to peers, and what a connection is made of.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::sync::{Mutex, PoisonError};
+
+use doorbell_hca::roce::transport::{Config, Mtu};
+use doorbell_hca::roce::{PortConfig, RocePort, RoceTarget as Target};
+use doorbell_hca::{Access, Hca};
+use doorbell_wire::roce::{Psn, Transport};
+
+use crate::config::{RoceWrap, Settings};
+use crate::connect::{Offer, RoceTarget};
+use crate::{Error, Result};
+
+/// READs and atomics that a connection has open, and answers, at a time.
+const READS: u8 = 16;
+/// Packets under way at most. The receive buffers of two Doorbell ports hold several such windows; an rxe takes 128.
+const WINDOW: u32 = 256;
+/// Unacknowledged packets that a peer of another kind is sent.
+const FOREIGN_WINDOW: u32 = 64;
+
+/// How ports are opened, and those that are open.
+pub(super) struct RoceSettings {
+    port: String,
+    path_mtu: Option<u16>,
+    ack_timeout: u8,
+    retry_count: u8,
+    wrap: RoceWrap,
+    open: Mutex<Vec<(usize, RocePort)>>,
+}
+
+impl RoceSettings {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            port: settings.roce.clone(),
+            path_mtu: settings.roce_mtu,
+            ack_timeout: settings.roce_timeout,
+            retry_count: settings.roce_retry,
+            wrap: settings.roce_wrap.clone(),
+            open: Mutex::default(),
+        }
+    }
+
+    fn config(&self) -> Result<PortConfig> {
+        let wrong = |value: &str, remedy: String| Error::Setting {
+            name: "roce",
+            value: value.to_owned(),
+            origin: crate::Source::Argument,
+            remedy,
+        };
+        // `udp` alone is the address by which others reach this host.
+        let text = match self.port.split_once('?') {
+            Some(("udp", options)) => format!("{}?{options}", own_address()),
+            None if self.port == "udp" => own_address(),
+            _ => self.port.clone(),
+        };
+        let mut config: PortConfig = text.parse().map_err(|e| wrong(&text, format!("{e}")))?;
+        if let Some(pcap) = &self.wrap.pcap {
+            config.pcap = Some(pcap.clone());
+        }
+        if let Some(fault) = &self.wrap.fault {
+            config.faults = Some(fault.parse().map_err(|e| wrong(fault, format!("{e}")))?);
+        }
+        config.trace |= self.wrap.trace;
+        Ok(config)
+    }
+
+    /// What a core's port can do; opens it.
+    pub(super) fn offer(&self, hca: &Hca, core: usize) -> Result<Offer> {
+        let port = hca.open_roce(core, &self.config()?)?;
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if !open.iter().any(|(at, _)| *at == core) {
+            open.push((core, port.clone()));
+        }
+        Ok(Offer {
+            address: port.local,
+            path_mtu: self.path_mtu.unwrap_or(u16::MAX).min(port.path_mtu),
+            max_rd_atomic: READS,
+            max_dest_rd_atomic: READS,
+            ack_timeout: self.ack_timeout,
+            retry_count: self.retry_count,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            segments: port.segments,
+        })
+    }
+
+    pub(super) fn describe(&self) -> Vec<String> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.iter()
+            .map(|(_, port)| port.description.to_string())
+            .collect()
+    }
+
+    pub(super) fn counters(&self, hca: &Hca) -> Vec<(&'static str, u64)> {
+        let cores: Vec<usize> = {
+            let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            open.iter().map(|(core, _)| *core).collect()
+        };
+        let mut sum: Vec<(&'static str, u64)> = Vec::new();
+        for core in cores {
+            // A core that is gone counts nothing any more.
+            let Ok(Some(counters)) = hca.roce_counters(core) else {
+                continue;
+            };
+            let strangers = [
+                ("unknown_qp", counters.strangers.unknown_qp),
+                ("wrong_source", counters.strangers.wrong_source),
+                ("malformed", counters.strangers.malformed),
+            ];
+            for (name, count) in counters.port.iter().chain(strangers) {
+                match sum.iter_mut().find(|(n, _)| *n == name) {
+                    Some((_, all)) => *all += count,
+                    None => sum.push((name, count)),
+                }
+            }
+        }
+        sum
+    }
+}
+
+/// A port at the address by which packets leave this host for others; nothing is sent to find that out.
+fn own_address() -> String {
+    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    });
+    match found.map(|a| a.ip()) {
+        Ok(IpAddr::V4(ip)) if !ip.is_unspecified() => format!("udp://{ip}"),
+        _ => "udp://127.0.0.1".to_owned(),
+    }
+}
+
+/// A connection as the engine makes it. `psn` is the first number that this side sends.
+pub(super) fn target(target: &RoceTarget, psn: u32) -> Result<Target> {
+    let agreed = &target.agreed;
+    let path_mtu = Mtu::fitting(agreed.path_mtu.into()).ok_or_else(|| Error::Argument {
+        object: "path MTU of a RoCE connection",
+        value: agreed.path_mtu.to_string(),
+        remedy: "use 256, 512, 1024, 2048 or 4096",
+    })?;
+    let (local, remote) = (&agreed.local, &agreed.remote);
+    Ok(Target {
+        peer: remote.address,
+        segments: agreed.segments,
+        connection: Config {
+            transport: match target.unreliable {
+                true => Transport::Uc,
+                false => Transport::Rc,
+            },
+            dest_qpn: target.qpn,
+            sq_psn: Psn::new(psn),
+            rq_psn: Psn::new(target.psn),
+            path_mtu,
+            max_rd_atomic: agreed.max_rd_atomic,
+            max_dest_rd_atomic: local.max_dest_rd_atomic,
+            timeout: local.ack_timeout,
+            retry_cnt: local.retry_count,
+            rnr_retry: local.rnr_retry,
+            min_rnr_timer: local.min_rnr_timer,
+            window: if remote.segments {
+                WINDOW
+            } else {
+                FOREIGN_WINDOW
+            },
+            ..Config::default()
+        },
+        access: Access::ALL,
+    })
+}
