@@ -234,3 +234,55 @@ fn wrappers_wrap_each_other() {
     let mut b = Faulty::new(open("udp://127.0.0.1"), "dup=0".parse().unwrap());
     assert!(run(&mut *a, &mut b, 1000).len() > 900);
 }
+
+#[test]
+#[ignore = "needs PEER: tshark"]
+fn peer_wireshark_dissects_a_capture() {
+    let folder = tempfile::tempdir().unwrap();
+    for addr in ["127.0.0.1", "[::1]"] {
+        let name = folder.path().join("a.pcapng");
+        // To the well-known port, so that the dissector knows what it is.
+        let mut a = Pcapng::create(open(&format!("udp://{addr}")), &name).unwrap();
+        let mut b = open(&format!("udp://{addr}:4791"));
+        assert_eq!(run(&mut a, &mut *b, 40).len(), 40);
+        drop(a);
+        let out = std::process::Command::new("tshark")
+            .arg("-r")
+            .arg(&name)
+            .args([
+                "-o",
+                "udp.check_checksum:TRUE",
+                "-o",
+                "ip.check_checksum:TRUE",
+                "-T",
+                "fields",
+            ])
+            .args(["-e", "infiniband.bth.opcode", "-e", "infiniband.bth.destqp"])
+            .args([
+                "-e",
+                "frame.comment",
+                "-e",
+                "_ws.malformed",
+                "-e",
+                "_ws.expert.message",
+            ])
+            .output()
+            .expect("tshark");
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        let text = String::from_utf8(out.stdout).unwrap();
+        assert_eq!(text.lines().count(), 40, "{text}");
+        for (n, line) in text.lines().enumerate() {
+            let fields: Vec<&str> = line.split('\t').collect();
+            assert_eq!(fields[0], "4", "{line}");
+            let qp = u32::from_str_radix(fields[1].trim_start_matches("0x"), 16).unwrap();
+            assert_eq!(qp as usize, n, "{line}");
+            assert!(fields[2].contains("sent to queue pair"), "{line}");
+            assert!(fields[3].is_empty(), "malformed: {line}");
+            assert!(!fields[4].to_lowercase().contains("checksum"), "{line}");
+        }
+    }
+}
