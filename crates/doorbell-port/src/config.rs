@@ -2,7 +2,7 @@
 //!
 //! | text | port |
 //! |---|---|
-//! | `udp://ADDR[:PORT]` | a UDP socket; no port: any |
+//! | `udp://ADDR[:PORT]` | a UDP socket; no port: any; option `share` |
 //! | `raw:IFNAME` | frames on an interface (CAP_NET_RAW); options `ip`, `port` |
 //! | `dgram:LOCAL,REMOTE` | the network of a QEMU guest (`-netdev dgram`); each end `ADDR:PORT` or a path; options `ip` (needed), `port`, `mac`, `mtu` |
 //!
@@ -41,6 +41,8 @@ pub struct PortConfig {
     pub trains: bool,
     /// Bytes of socket buffer to ask for, in each direction.
     pub buffer: usize,
+    /// Other processes may have the same UDP port (UDP sockets only).
+    pub share: bool,
     /// Faults to inject.
     pub faults: Option<FaultSpec>,
     /// Write every packet to this file.
@@ -61,6 +63,7 @@ impl PortConfig {
             kind,
             trains: true,
             buffer: UdpOptions::default().buffer,
+            share: false,
             faults: None,
             pcap: None,
             trace: false,
@@ -81,6 +84,7 @@ impl PortConfig {
                     send_trains: self.trains,
                     receive_trains: self.trains,
                     buffer: self.buffer,
+                    share: self.share,
                 },
             )?),
         };
@@ -220,6 +224,7 @@ impl FromStr for PortConfig {
             let wrong = |want: &str| bad(format!("option {name}={value:?} is not {want}"));
             match name {
                 "trains" => config.trains = switch(value).ok_or_else(|| wrong("on or off"))?,
+                "share" => config.share = switch(value).ok_or_else(|| wrong("on or off"))?,
                 "trace" => config.trace = switch(value).ok_or_else(|| wrong("on or off"))?,
                 "buffer" => {
                     config.buffer = bytes(value).ok_or_else(|| wrong("a size such as 4M"))?;
@@ -283,6 +288,9 @@ impl fmt::Display for PortConfig {
         if self.buffer != UdpOptions::default().buffer {
             option(f, format!("buffer={}", self.buffer))?;
         }
+        if self.share {
+            option(f, "share".to_owned())?;
+        }
         if let Some(faults) = &self.faults {
             option(f, format!("faults={faults}"))?;
         }
@@ -314,7 +322,8 @@ mod tests {
             assert_eq!(config, PortConfig::udp(addr.parse().unwrap()), "{text}");
             assert_eq!(config.to_string().parse::<PortConfig>().unwrap(), config);
         }
-        let text = "udp://127.0.0.1:7?trains=off&buffer=8M&faults=loss=1%,seed=7&pcap=/tmp/x&trace";
+        let text =
+            "udp://127.0.0.1:7?trains=off&share&buffer=8M&faults=loss=1%,seed=7&pcap=/tmp/x&trace";
         let config: PortConfig = text.parse().unwrap();
         assert!(!config.trains && config.trace && config.buffer == 8 << 20);
         assert_eq!(config.to_string().parse::<PortConfig>().unwrap(), config);

@@ -59,8 +59,18 @@ pub(crate) fn get_option(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Resul
     }
 }
 
-/// An instruction of a classic BPF program.
+/// What such a program is made of.
 pub(crate) type Filter = libc::sock_filter;
+
+/// An instruction of a classic BPF program.
+pub(crate) fn filter(code: u32, jt: u8, jf: u8, k: u32) -> Filter {
+    Filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    }
+}
 
 /// Attaches a classic BPF program with option `name` of `SOL_SOCKET`.
 pub(crate) fn attach_filter(fd: BorrowedFd<'_>, name: i32, program: &[Filter]) -> io::Result<()> {
@@ -387,6 +397,43 @@ pub(crate) fn receive_messages(
         arrival.cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
     }
     Ok(came)
+}
+
+/// The record lock of one byte, which belongs to the open file and ends with it.
+fn byte_lock(fd: BorrowedFd<'_>, command: i32, kind: i32, at: u64) -> io::Result<libc::flock> {
+    // SAFETY: all zeroes are a valid flock.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = at as _;
+    lock.l_len = 1;
+    // SAFETY: the commands that this module gives read, or read and write, one `flock`.
+    let rc = unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw mut lock) };
+    if rc == 0 {
+        Ok(lock)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Locks a byte of a file without waiting; `false`: somebody else has it.
+pub(crate) fn lock_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    match byte_lock(fd, libc::F_OFD_SETLK, libc::F_WRLCK, at) {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Gives a locked byte back.
+pub(crate) fn unlock_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<()> {
+    byte_lock(fd, libc::F_OFD_SETLK, libc::F_UNLCK, at).map(drop)
+}
+
+/// Has somebody else locked this byte?
+pub(crate) fn byte_is_locked(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    let lock = byte_lock(fd, libc::F_OFD_GETLK, libc::F_WRLCK, at)?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
 /// Asks for a property of a network interface (`SIOCGIF…`): the 24 bytes after the name in `struct ifreq`.

@@ -320,3 +320,92 @@ fn an_empty_port_has_nothing() {
     assert_eq!(a.counters().received_empty, 1);
     assert!(a.next_due().is_none());
 }
+
+/// Sends a packet to each QP number from a foreign socket, and gives the numbers that arrive at each port.
+fn spread(from: &UdpSocket, ports: &mut [UdpPort], qpns: std::ops::Range<u32>) -> Vec<Vec<u32>> {
+    let to = ports[0].local_addr();
+    let count = qpns.len();
+    for qpn in qpns {
+        let whole = foreign(from.local_addr().unwrap(), to, 0, &packet(qpn as usize, 28));
+        from.send_to(&whole, to).unwrap();
+    }
+    let mut got = vec![Vec::new(); ports.len()];
+    let mut all = 0;
+    let end = Instant::now() + LIMIT;
+    while all < count && Instant::now() < end {
+        for (port, got) in ports.iter_mut().zip(&mut got) {
+            let mut batch = port.recv_batch();
+            all += port.recv(&mut batch).unwrap();
+            got.extend(
+                batch
+                    .iter()
+                    .map(|p| u32::from_be_bytes([0, p.bytes[5], p.bytes[6], p.bytes[7]])),
+            );
+        }
+    }
+    got
+}
+
+#[test]
+fn processes_that_share_a_port_get_their_own_queue_pairs() {
+    let options = UdpOptions {
+        share: true,
+        ..UdpOptions::default()
+    };
+    let first = UdpPort::open("127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let addr = first.local_addr();
+    let again = || UdpPort::open(addr, options).unwrap();
+    let mut ports = vec![first, again(), again()];
+    let classes = |ports: &[UdpPort]| {
+        ports
+            .iter()
+            .map(|p| p.qpn_class().unwrap().1)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(classes(&ports), [0, 1, 2]);
+    let a = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let right = |ports: &[UdpPort], got: &[Vec<u32>]| {
+        ports.iter().zip(got).all(|(port, got)| {
+            let (mask, class) = port.qpn_class().unwrap();
+            got.iter().all(|qpn| qpn & mask == class)
+        })
+    };
+    // Classes 0 to 2, from numbers that end so.
+    for base in [0x100, 0xabcd0] {
+        let got = spread(&a, &mut ports, base..base + 3);
+        assert!(
+            right(&ports, &got) && got.iter().all(|g| g.len() == 1),
+            "{got:?}"
+        );
+    }
+    // Looks as an engine does, until three bursts in a row arrive where they belong.
+    let settle = |ports: &mut [UdpPort], qpns: std::ops::Range<u32>| {
+        let end = Instant::now() + LIMIT;
+        let mut good = 0;
+        while good < 3 {
+            let got = spread(&a, ports, qpns.clone());
+            let now = right(ports, &got) && got.iter().all(|g| g.len() == 1);
+            good = if now { good + 1 } else { 0 };
+            assert!(Instant::now() < end, "{got:?}");
+            let round = Instant::now();
+            while round.elapsed() < Duration::from_millis(300) {
+                for port in &mut *ports {
+                    let mut batch = port.recv_batch();
+                    port.recv(&mut batch).unwrap();
+                }
+            }
+        }
+    };
+    // The first leaves: the kernel moves the last to its place, which that one finds out and repairs.
+    ports.remove(0);
+    settle(&mut ports, 0x101..0x103);
+    // Its class is free again.
+    ports.push(again());
+    assert_eq!(classes(&ports), [1, 2, 0]);
+    settle(&mut ports, 0x200..0x203);
+    // Who does not share is refused, and told how.
+    let refused = UdpPort::open(addr, UdpOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("share"), "{refused}");
+}

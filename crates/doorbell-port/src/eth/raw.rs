@@ -72,7 +72,7 @@ impl EthPort {
         let claim = UdpSocket::bind((ip, options.udp_port));
         let (claim, udp_port, answers) = match claim {
             Ok(socket) => {
-                let nothing = [instruction(RETURN, 0, 0, 0)];
+                let nothing = [sys::filter(RETURN, 0, 0, 0)];
                 sys::attach_filter(socket.as_fd(), libc::SO_ATTACH_FILTER, &nothing)
                     .map_err(|e| PortError::system("attaching a filter to a socket", e))?;
                 let port = socket
@@ -133,19 +133,15 @@ impl EthPort {
     }
 }
 
-const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
-const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
-const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-
-fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> Filter {
-    Filter { code, jt, jf, k }
-}
+const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
 /// Lets pass: ARP; ICMP and ICMPv6; UDP to our address and port.
 fn filter(ip: IpAddr, port: u16) -> Vec<Filter> {
-    let i = instruction;
+    let i = sys::filter;
     const ALL: u32 = 0x4_0000;
     // The kernel takes VLAN tags off before we see the frame, and remembers that there was one: such a frame is not of this network.
     let tag = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;

@@ -7,6 +7,7 @@
 mod receive;
 mod send;
 mod setup;
+mod share;
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,6 +43,8 @@ pub struct UdpPort {
     /// Datagrams to ask for in the next call.
     ask: usize,
     arrivals: Box<[Arrival]>,
+    /// Membership, if other processes have the same UDP port.
+    share: Option<share::Share>,
 }
 
 impl Port for UdpPort {
@@ -82,6 +85,10 @@ impl Port for UdpPort {
         self.gets_trains
     }
 
+    fn qpn_class(&self) -> Option<(u32, u32)> {
+        self.share.as_ref().map(|s| (share::MASK, s.class()))
+    }
+
     fn counters(&self) -> PortCounters {
         self.counters
     }
@@ -107,9 +114,20 @@ impl Port for UdpPort {
         }
         guarantees
             .push("UDP checksums are sent and, where not zero, checked by the kernel".to_owned());
+        let sharing = match &self.share {
+            Some(share) => format!(
+                "with other processes of this user, by queue pair number: ours are {} modulo {} (SO_REUSEPORT with a BPF program)",
+                share.class(),
+                share::MASK + 1
+            ),
+            None => {
+                "no: the UDP port is this process's alone (option `share` for others)".to_owned()
+            }
+        };
         Description {
             title: format!("UDP socket {} (no privileges)", self.local),
             choices: vec![
+                ("shared", sharing),
                 (
                     "UDP port",
                     yes(

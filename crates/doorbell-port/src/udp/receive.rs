@@ -71,6 +71,9 @@ fn hash(addr: SocketAddr) -> usize {
 impl UdpPort {
     pub(super) fn receive_batch(&mut self, batch: &mut RecvBatch) -> Result<usize> {
         batch.clear();
+        if let Some(share) = &mut self.share {
+            share.tick();
+        }
         let ask = self.ask.min(batch.slots).min(MESSAGES);
         let came = match sys::receive_messages(
             self.socket.as_fd(),
@@ -132,6 +135,11 @@ impl UdpPort {
         };
         if arrival.cut || segment > LONGEST {
             self.counters.received_long += 1;
+            return;
+        }
+        if let Some(share) = &mut self.share
+            && share.see(self.socket.as_fd(), &batch.arena[at..at + arrival.len])
+        {
             return;
         }
         if segment < Bth::LEN + ICRC_LEN {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{UdpPort, receive::Flows};
+use super::{UdpPort, receive::Flows, share::Share};
 use crate::counters::PortCounters;
 use crate::error::{PortError, Result};
 use crate::path::{self, Path, PathRequest, TRAIN};
@@ -21,6 +21,8 @@ pub struct UdpOptions {
     pub receive_trains: bool,
     /// Bytes of socket buffer to ask for, in each direction.
     pub buffer: usize,
+    /// Other processes of this user may have the same UDP port, if they say so too; then see [`Port::qpn_class`](crate::Port::qpn_class).
+    pub share: bool,
 }
 
 impl Default for UdpOptions {
@@ -29,6 +31,7 @@ impl Default for UdpOptions {
             send_trains: true,
             receive_trains: true,
             buffer: 4 << 20,
+            share: false,
         }
     }
 }
@@ -135,11 +138,24 @@ impl UdpPort {
                 let _ = sys::set_option(fd.as_fd(), libc::SOL_SOCKET, plain, wish);
             }
         }
+        if options.share {
+            must(
+                libc::SOL_SOCKET,
+                libc::SO_REUSEPORT,
+                1,
+                "SO_REUSEPORT",
+                "the UDP port cannot be shared",
+            )?;
+        }
         rustix::net::bind(&fd, &addr).map_err(|e| bind_error(addr, e.into()))?;
         let socket = UdpSocket::from(fd);
         let local = socket
             .local_addr()
             .map_err(|e| PortError::system("asking a UDP socket for its address", e))?;
+        let share = match options.share {
+            true => Some(Share::join(&socket, local)?),
+            false => None,
+        };
         let size = |name| {
             sys::get_option(socket.as_fd(), libc::SOL_SOCKET, name).map_or(0, |b| b as usize)
         };
@@ -158,6 +174,7 @@ impl UdpPort {
             flows: Flows::default(),
             counters: PortCounters::default(),
             overruns: 0,
+            share,
             ask: 1,
             arrivals: (0..sys::MESSAGES).map(|_| sys::Arrival::new()).collect(),
             socket,
@@ -239,7 +256,7 @@ fn bind_error(addr: SocketAddr, source: io::Error) -> PortError {
                         Some(process) => format!("process {process}"),
                         None => "a process of another user".to_owned(),
                     },
-                    "stop it, or take another UDP port (port 0 takes any)",
+                    "stop it, take another UDP port (port 0 takes any), or share it (`share` on all of them)",
                 ),
                 None => (
                     "another socket".to_owned(),
