@@ -38,6 +38,7 @@ const CLAIMS: u64 = 1024;
 /// Membership in a shared port.
 #[derive(Debug)]
 pub(super) struct Share {
+    name: String,
     table: File,
     class: u32,
     place: u32,
@@ -48,6 +49,62 @@ pub(super) struct Share {
     /// The probes under way have not told anything yet.
     waiting: bool,
     calls: u32,
+}
+
+/// Opens the table and claims a class; `None`: none is free.
+fn claim(name: &str) -> io::Result<(File, Option<u32>)> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let table = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(name)?;
+        let ours = table.metadata()?;
+        // Anyone may make a file of this name before us.
+        if ours.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        lock_table(&table)?;
+        // The last member removes the file: perhaps just now.
+        if std::fs::metadata(name).is_ok_and(|there| there.ino() == ours.ino()) {
+            let class = (0..CLASSES)
+                .find(|c| sys::lock_byte(table.as_fd(), CLAIMS + u64::from(*c)).unwrap_or(false));
+            sys::unlock_byte(table.as_fd(), 0)?;
+            return Ok((table, class));
+        }
+        if Instant::now() >= end {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+fn lock_table(table: &File) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    while !sys::lock_byte(table.as_fd(), 0)? {
+        if Instant::now() >= end {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        // A file that stays is found by the next member, which makes it right: nothing here must succeed.
+        if lock_table(&self.table).is_ok() {
+            let alone = (0..CLASSES).filter(|c| *c != self.class).all(|c| {
+                sys::byte_is_locked(self.table.as_fd(), CLAIMS + u64::from(c)).is_ok_and(|l| !l)
+            });
+            if alone {
+                let _ = std::fs::remove_file(&self.name);
+            }
+        }
+    }
 }
 
 impl Share {
@@ -61,27 +118,11 @@ impl Share {
             rustix::process::geteuid().as_raw(),
             local.to_string().replace([':', '[', ']'], "_")
         );
-        let table = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&name)
-            .map_err(|e| failed(&name, e))?;
-        // Anyone may make a file of this name before us.
-        let owner = table.metadata().map_err(|e| failed(&name, e))?.uid();
-        if owner != rustix::process::geteuid().as_raw() {
-            let e = io::Error::from_raw_os_error(libc::EPERM);
-            return Err(failed(&format!("{name} belongs to user {owner}"), e));
-        }
-        let class = (0..CLASSES)
-            .find(|c| sys::lock_byte(table.as_fd(), CLAIMS + u64::from(*c)).unwrap_or(false))
-            .ok_or_else(|| {
-                let e = io::Error::from_raw_os_error(libc::EUSERS);
-                failed(&format!("all {CLASSES} classes are taken"), e)
-            })?;
+        let (table, class) = claim(&name).map_err(|e| failed(&name, e))?;
+        let class = class.ok_or_else(|| {
+            let e = io::Error::from_raw_os_error(libc::EUSERS);
+            failed(&format!("all {CLASSES} classes are taken"), e)
+        })?;
         let here: IpAddr = match local.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -91,6 +132,7 @@ impl Share {
         let secret =
             std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), std::process::id());
         let mut share = Self {
+            name,
             table,
             class,
             place: u32::MAX,
@@ -190,13 +232,7 @@ impl Share {
 
     /// Writes our place into the table, and attaches the program that the table gives.
     fn publish(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        let end = Instant::now() + PATIENCE;
-        while !sys::lock_byte(self.table.as_fd(), 0)? {
-            if Instant::now() >= end {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        lock_table(&self.table)?;
         let done = self.publish_locked(socket);
         sys::unlock_byte(self.table.as_fd(), 0)?;
         done
