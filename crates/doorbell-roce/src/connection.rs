@@ -152,7 +152,8 @@ impl Connection {
                 return Some(len);
             }
         }
-        for _ in 0..2 {
+        // The half whose run has ended comes back after the other, if that has nothing.
+        for _ in 0..3 {
             if self.run > 0 {
                 let sent = if self.replies_first {
                     self.responder.transmit(memory, &mut self.counters, out)

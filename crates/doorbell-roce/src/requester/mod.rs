@@ -307,7 +307,7 @@ impl Requester {
                 Ok(false) => return None,
                 Err(fault) => {
                     self.local_fault(fault);
-                    return None;
+                    return self.transmit(now, memory, counters, out);
                 }
             }
         }
