@@ -1,9 +1,9 @@
 //! From `--gpu`, `--hca-cores` and a RoCE port to the host library's settings; what is not given is left to
 //! `DOORBELL_*` variables and defaults, which the library resolves.
 
-use doorbell::{Config, HcaCores};
+use doorbell::{Config, HcaCores, RoceWrap};
 
-use crate::args::DeviceArgs;
+use crate::args::{DeviceArgs, PerfArgs};
 
 /// The host library's configuration.
 pub(crate) fn of(args: &DeviceArgs, roce: Option<&str>) -> Config {
@@ -15,5 +15,19 @@ pub(crate) fn of(args: &DeviceArgs, roce: Option<&str>) -> Config {
         }),
         roce: roce.map(str::to_owned),
         ..Config::default()
+    }
+}
+
+/// The same for `perf`, with what is put around its RoCE port.
+pub(crate) fn of_perf(args: &PerfArgs, roce: Option<&str>) -> Config {
+    let remote = &args.remote;
+    Config {
+        roce_mtu: remote.mtu,
+        roce_wrap: RoceWrap {
+            pcap: remote.pcap.clone(),
+            fault: remote.net_fault.clone(),
+            trace: remote.trace_packets,
+        },
+        ..of(&args.device, roce)
     }
 }

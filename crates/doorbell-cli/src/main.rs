@@ -5,10 +5,12 @@ mod config;
 mod cputime;
 mod environment;
 mod explain;
+mod foreign;
 mod info;
 mod lists;
 mod perf;
 mod pin;
+mod pingpong;
 mod progress;
 mod schema;
 mod serve;
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Man(args) => ship::man(args),
         Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
         Command::Serve(args) => serve::run(args),
+        Command::Pingpong(args) => pingpong::run(args),
         Command::Explain(args) => explain::run(args),
     };
     match ended {

@@ -25,13 +25,19 @@ const SLICE: Duration = Duration::from_millis(100);
 /// What a stranger gets to say who it is.
 const GREETING: Duration = Duration::from_secs(3);
 
-/// Listens until a signal comes, or with `--once` until one client was served.
-pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
+/// A word that is true once SIGINT or SIGTERM came.
+pub(crate) fn on_signals() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .context("asking for signals, by which this command ends")?;
     }
+    Ok(stop)
+}
+
+/// Listens until a signal comes, or with `--once` until one client was served.
+pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
+    let stop = on_signals()?;
     let acceptor = Acceptor::bind(args.listen.as_deref())?;
     let at = acceptor.address();
     say(&format!(

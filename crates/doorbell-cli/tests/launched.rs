@@ -127,11 +127,13 @@ fn mpirun(command: &str, link: &str) {
 #[test]
 #[ignore = "needs PEER openmpi-bin"]
 fn peer_mpirun_of_open_mpi() {
+    mpirun("mpirun.openmpi --allow-run-as-root --oversubscribe", "roce");
     mpirun("mpirun.openmpi --allow-run-as-root --oversubscribe", "shm");
 }
 
 #[test]
 #[ignore = "needs PEER mpich"]
 fn peer_mpirun_of_mpich() {
+    mpirun("mpirun.mpich", "roce");
     mpirun("mpirun.mpich", "shm");
 }

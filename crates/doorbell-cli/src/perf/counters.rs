@@ -94,7 +94,7 @@ fn both(device: &Device, qps: &[Qp], partner: &mut Partner) -> Result<Roce> {
 }
 
 /// What came since `before`.
-fn since(now: &Counters, before: &Counters) -> Counters {
+pub(crate) fn since(now: &Counters, before: &Counters) -> Counters {
     now.iter()
         .map(|(name, count)| {
             let before = before.get(name).copied().unwrap_or(0);

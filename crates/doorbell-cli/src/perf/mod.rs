@@ -8,13 +8,14 @@ mod baseline;
 mod baselines;
 pub(crate) mod bench;
 mod check;
-mod counters;
+pub(crate) mod counters;
 mod end;
 mod engine;
 mod far;
 mod forward;
 mod latency;
 pub(crate) mod peer;
+mod perftest;
 mod pipe;
 mod plan;
 mod post;
@@ -40,7 +41,7 @@ use self::plan::{Case, Defaults};
 use self::remote::Second;
 use self::report::Reporter;
 use self::tally::Measured;
-use crate::args::{Handler, Initiator, Link, PerfArgs, Sharing, Test};
+use crate::args::{Handler, Initiator, Link, PeerProgram, PerfArgs, Sharing, Test};
 use crate::environment::Machine;
 use crate::progress::Progress;
 use crate::schema::Environment;
@@ -58,15 +59,26 @@ struct Context {
 pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let machine = Machine::read();
     let pins = pins(args)?;
-    let second = Second::find(args)?;
+    let foreign = match args.remote.peer {
+        Some(PeerProgram::Perftest) => Some(perftest::Peer::find(args)?),
+        None => None,
+    };
+    let second = match foreign {
+        Some(_) => Second::None,
+        None => Second::find(args)?,
+    };
     if let Second::Answering(line) = second {
         return remote::answer(args, line, pins.and_then(|p| p.1));
     }
     if let Some((own, _)) = pins {
         crate::pin::to(own)?;
     }
-    let port = second.port(args);
-    let config = crate::config::of(&args.device, port.as_deref());
+    let port = match (&foreign, &args.link.port) {
+        (Some(foreign), None) => Some(foreign.port()),
+        (Some(_), named) => named.clone(),
+        (None, _) => second.port(args),
+    };
+    let config = crate::config::of_perf(args, port.as_deref());
     let settings = config.resolve()?;
     let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
     let defaults = Defaults {
@@ -81,7 +93,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
             doorbell::Handler::Producer => Handler::Producer,
         },
     };
-    let cases = plan::cases(args, &defaults, seed).map_err(|e| e.context(WrongArguments))?;
+    let mut cases = plan::cases(args, &defaults, seed).map_err(|e| e.context(WrongArguments))?;
+    if foreign.is_some() {
+        cases = cases.into_iter().map(|c| perftest::case(args, c)).collect();
+    }
+    let cases = cases;
     let Some(first) = cases.first() else {
         return Ok(Ended::Well);
     };
@@ -106,8 +122,15 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     if let Some(partner) = &context.partner {
         lines.extend(partner.negotiated());
     }
+    lines.extend(foreign.as_ref().map(perftest::Peer::name));
     reporter.heading(&lines).context(OUTPUT)?;
-    let failed = all(&mut context, &cases, &mut reporter).err();
+    let failed = match foreign {
+        None => all(&mut context, &cases, &mut reporter).err(),
+        Some(foreign) => match foreign.run(args, &mut context.benches, first) {
+            Ok(measured) => reporter.row(first.clone(), measured).err().map(Into::into),
+            Err(e) => Some(e),
+        },
+    };
     if failed.is_none() {
         reporter.ratios().context(OUTPUT)?;
     }
@@ -126,6 +149,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
         None => Ok(Ended::Well),
     }
+}
+
+/// A device error's number in words.
+pub(crate) fn explain_device(code: u64) -> String {
+    running::explain(code)
 }
 
 /// What the RoCE ports of a device went through, if anything was retried, dropped or refused; `None` if nothing was.

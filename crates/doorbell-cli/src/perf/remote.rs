@@ -34,6 +34,17 @@ impl Second {
     /// Looks at the arguments and at who launched this process, and reaches the other side.
     pub(crate) fn find(args: &PerfArgs) -> Result<Self> {
         let kind = args.link.kind;
+        let remote = &args.remote;
+        let packets = remote.mtu.is_some()
+            || remote.pcap.is_some()
+            || remote.net_fault.is_some()
+            || remote.trace_packets;
+        if packets && kind != Link::Roce {
+            let wrong = anyhow::anyhow!(
+                "--mtu, --pcap, --net-fault and --trace-packets are about packets: add --link roce"
+            );
+            return Err(wrong.context(WrongArguments));
+        }
         if let Some(host) = &args.remote.connect {
             if kind != Link::Roce {
                 let wrong =
@@ -220,7 +231,7 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         Link::Roce => Some(args.link.port.clone().unwrap_or_else(|| port_at(&line))),
         _ => None,
     };
-    let config = crate::config::of(&args.device, port.as_deref());
+    let config = crate::config::of_perf(args, port.as_deref());
     let bench: Rc<Bench> = Benches::new(config, None)?.of_peer(args.test.name())?;
     let greeting = greeting(&bench, args.link.kind, &args.remote.job, &purpose(args))?;
     let channel = line.answer(&greeting, args.timeout)?;

@@ -1,0 +1,286 @@
+//! `--peer perftest`: one side of `ib_write_bw`, the other being that program.
+//!
+//! As the client, the kernel's puts go to the buffer that the program offers, and the program is told the result. As the
+//! server, this side offers a buffer, lets its engine serve the program's WRITEs, and prints what the program reports.
+//! What is in the buffers is the program's own affair, so nothing is compared.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use doorbell::connect::gid_of_ip;
+use doorbell::{Access, Export, LinkKind, Place, Qp, Reset, export_array};
+use doorbell_gpu::Dims;
+use doorbell_kernels::params;
+
+use super::bench::{Bench, Benches};
+use super::plan::{Case, Limit};
+use super::queues;
+use super::running::{Statuses, Watch, first_failure};
+use super::tally::{Measured, Tally};
+use crate::WrongArguments;
+use crate::args::{Initiator, Link, PerfArgs, Test};
+use crate::foreign::perftest::{CYCLE, Keys, Report, Role, Talk};
+use crate::foreign::{Foreign, Listener, PORT, ROCE_PORT, Socket};
+
+/// perftest's own defaults for WRITEs.
+pub(crate) const SIZE: u64 = 65_536;
+const ITERS: u64 = 5000;
+/// A client may measure for a long time.
+const RUN: Duration = Duration::from_secs(3600);
+
+/// Who this side is, connected by TCP.
+pub(crate) struct Peer {
+    talk: Talk,
+    role: Role,
+    local: IpAddr,
+}
+
+impl Peer {
+    /// Reaches the program, or waits for it.
+    pub(crate) fn find(args: &PerfArgs) -> Result<Self> {
+        sense(args).map_err(|e| e.context(WrongArguments))?;
+        let (socket, role) = match &args.remote.connect {
+            Some(host) => {
+                let (host, port) = match host.rsplit_once(':') {
+                    Some((host, port)) if !host.contains(':') => (
+                        host,
+                        port.parse()
+                            .with_context(|| format!("{port:?} is no TCP port"))?,
+                    ),
+                    _ => (host.as_str(), PORT),
+                };
+                (Socket::dial(host, port, args.timeout)?, Role::Client)
+            }
+            None => {
+                let stop = crate::serve::on_signals()?;
+                let listener = Listener::bind(PORT)?;
+                eprintln!("waiting on TCP port {PORT} for ib_write_bw");
+                let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
+                let socket = listener.accept(args.timeout, &stop)?;
+                (
+                    socket.context("a signal came before ib_write_bw did")?,
+                    Role::Server,
+                )
+            }
+        };
+        Ok(Self {
+            local: socket.local_ip()?,
+            talk: Talk::new(socket, role),
+            role,
+        })
+    }
+
+    /// The port to use when `--link` names none: UDP port 4791, where the program sends to.
+    pub(crate) fn port(&self) -> String {
+        match self.local {
+            IpAddr::V4(ip) => format!("udp://{ip}:{ROCE_PORT}"),
+            IpAddr::V6(ip) => format!("udp://[{ip}]:{ROCE_PORT}"),
+        }
+    }
+
+    /// The program's address, for humans.
+    pub(crate) fn name(&self) -> String {
+        format!("peer: perftest at {}", self.talk.socket().peer())
+    }
+
+    /// The whole run.
+    pub(crate) fn run(
+        mut self,
+        args: &PerfArgs,
+        benches: &mut Benches,
+        case: &Case,
+    ) -> Result<Measured> {
+        let bench = benches.of(case)?;
+        let connected = self.connect(&bench, case)?;
+        match self.role {
+            Role::Client => self.client(&bench, case, connected),
+            Role::Server => self.server(args, &bench, case, connected),
+        }
+    }
+
+    fn connect(&mut self, bench: &Bench, case: &Case) -> Result<Connected> {
+        let offer = bench.device.roce_offer()?;
+        ensure!(
+            offer.address.port() == ROCE_PORT,
+            "the port is at {}: perftest sends to UDP port {ROCE_PORT} and no other",
+            offer.address
+        );
+        let path_mtu = self.talk.open(offer.path_mtu)?;
+        let qps: Vec<Qp<Reset>> = queues::build(bench, case, 1)?;
+        let qp = qps.into_iter().next().context("no queue pair")?;
+        let endpoint = qp.endpoint(LinkKind::Roce, &[])?;
+        let port = endpoint.roce.context("no RoCE port")?;
+        // The program writes into as much as its size, or its cycle buffer if that is larger, from the address on.
+        let len = case.size.max(u64::from(CYCLE));
+        let memory = bench.device.alloc(Place::Host, len as usize)?;
+        let mr = bench.pd.register(&memory, Access::ALL)?;
+        let mine = Keys {
+            qp: Foreign {
+                qpn: qp.qpn(),
+                psn: qp.first_psn(),
+                gid: gid_of_ip(port.port.address.ip()),
+            },
+            out_reads: 1,
+            rkey: mr.key(),
+            vaddr: mr.addr(),
+        };
+        let theirs = self.talk.keys(mine)?;
+        let to = theirs.qp.destination(&offer, path_mtu, false)?;
+        let qp = qp.connect(&to)?;
+        // Once for each queue pair and once more: both sides are connected then.
+        self.talk.sync("its word that it is connected")?;
+        self.talk.sync("its word that it is ready")?;
+        Ok(Connected {
+            qps: vec![qp],
+            mr,
+            theirs,
+        })
+    }
+
+    fn client(mut self, bench: &Bench, case: &Case, connected: Connected) -> Result<Measured> {
+        let Connected { qps, mr, theirs } = connected;
+        let Limit::Iters(iters) = case.limit else {
+            bail!("perftest is told a number of messages: use --iters");
+        };
+        let all: Vec<&Qp> = qps.iter().collect();
+        let export: Export = export_array(&all, doorbell::ExportLayout::Spread)?;
+        let statuses = Statuses::new(bench, 1)?;
+        let area = |addr, key| params::Area {
+            addr,
+            key,
+            ..Default::default()
+        };
+        let rate = params::Rate {
+            qps: export.table_addr(),
+            qp_count: 1,
+            flags: params::flags::QP_BY_THREAD,
+            batch: case.batch,
+            size: case.size,
+            iters,
+            deadline_ns: (RUN + case.timeout).as_nanos() as u64,
+            local: area(mr.addr(), mr.key()),
+            remote: area(theirs.vaddr, theirs.rkey),
+            status: statuses.addr(),
+            ..params::Rate::one_message()
+        };
+        let mut tally = Tally::default();
+        let before = super::counters::read(&bench.device, &qps);
+        // SAFETY: the structure is this kernel's; queue, region and status are of this bench and outlive the launch, which is
+        // waited for here. What it writes to is the peer's, by key.
+        let running = unsafe { bench.start("put_bw", false, Dims::new(1, 1), &rate)? };
+        let took = running.finish(&mut Watch {
+            qps: &qps,
+            timeout: case.timeout,
+            tick: &mut |_| Ok(()),
+        })?;
+        let all = statuses.read()?;
+        first_failure(&all, |_| qps.first())?;
+        tally.seconds = took.as_secs_f64();
+        tally.messages = all.iter().map(|s| s.completed).sum();
+        let now = super::counters::read(&bench.device, &qps);
+        if let Some(line) = super::counters::line(&super::counters::since(&now, &before)) {
+            tally.notes.push(format!("RoCE: {line}"));
+        }
+        self.talk.sync("its word that the run is over")?;
+        let rate = tally.messages as f64 / tally.seconds.max(1e-9);
+        self.talk.report(&Report {
+            size: case.size,
+            iters,
+            peak: 0.0,
+            // MiB a second, and millions of messages a second, as perftest prints them.
+            average: rate * case.size as f64 / f64::from(1 << 20),
+            rate: rate / 1e6,
+        })?;
+        self.talk.close()?;
+        Ok(tally.measured(case, bench, None))
+    }
+
+    fn server(
+        mut self,
+        args: &PerfArgs,
+        bench: &Bench,
+        case: &Case,
+        connected: Connected,
+    ) -> Result<Measured> {
+        let stop = crate::serve::on_signals()?;
+        self.talk.patience(RUN);
+        let qp = connected.qps.first().context("no queue pair")?;
+        // Its word comes when it has measured; an engine without a thread is driven meanwhile.
+        self.talk
+            .sync_while("its word that the run is over", &mut || {
+                ensure!(
+                    !stop.load(std::sync::atomic::Ordering::Relaxed),
+                    "a signal came"
+                );
+                qp.check()?;
+                for _ in 0..4096 {
+                    bench.device.poll();
+                }
+                Ok(())
+            })?;
+        self.talk.patience(args.timeout);
+        let theirs = self.talk.report(&Report::default())?;
+        self.talk.close()?;
+        let messages = theirs.iters;
+        let mut tally = Tally {
+            messages,
+            ..Tally::default()
+        };
+        if theirs.rate > 0.0 {
+            tally.seconds = messages as f64 / (theirs.rate * 1e6);
+        }
+        tally.notes.push(format!(
+            "ib_write_bw reports {} messages of {} bytes, {:.2} MiB/s, {:.6} Mpps",
+            theirs.iters, theirs.size, theirs.average, theirs.rate
+        ));
+        let counters = super::counters::read(&bench.device, &connected.qps);
+        if let Some(line) = super::counters::line(&counters) {
+            tally.notes.push(format!("RoCE: {line}"));
+        }
+        Ok(tally.measured(case, bench, None))
+    }
+}
+
+/// A queue pair, connected, this side's buffer, and the other's.
+struct Connected {
+    qps: Vec<Qp>,
+    mr: doorbell::Mr,
+    theirs: Keys,
+}
+
+fn sense(args: &PerfArgs) -> Result<()> {
+    ensure!(
+        args.link.kind == Link::Roce,
+        "--peer perftest speaks RoCE: add --link roce"
+    );
+    ensure!(
+        args.test == Test::PutBw,
+        "--peer perftest is ib_write_bw: the test is put-bw"
+    );
+    ensure!(
+        args.initiator == [Initiator::Gpu]
+            && args.blocks.0 == [1]
+            && args.threads.is_none_or(|t| t == 1),
+        "--peer perftest has one queue pair: leave --initiator, --blocks and --threads out"
+    );
+    ensure!(
+        args.size.as_ref().is_none_or(|s| s.0.len() == 1),
+        "--peer perftest runs one size: give both sides the same"
+    );
+    ensure!(
+        !args.check && !args.quick && args.secs.is_none(),
+        "the bytes are perftest's own, and it counts messages: leave --check, --quick and --secs out"
+    );
+    Ok(())
+}
+
+/// The case with perftest's own defaults where nothing was said.
+pub(crate) fn case(args: &PerfArgs, mut case: Case) -> Case {
+    if args.size.is_none() {
+        case.size = SIZE;
+    }
+    case.limit = Limit::Iters(args.iters.unwrap_or(ITERS));
+    case.check = false;
+    case
+}
