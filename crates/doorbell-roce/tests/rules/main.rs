@@ -4,6 +4,7 @@
 
 mod captures;
 mod congestion;
+mod patience;
 mod requester;
 mod responder;
 mod rig;
