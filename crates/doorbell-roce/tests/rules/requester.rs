@@ -77,6 +77,14 @@ fn an_answer_is_asked_for_where_sending_stops() {
     assert_eq!(sent.len(), 64, "the window");
     let asking: Vec<_> = (0..64).filter(|n| asks(&sent[*n])).collect();
     assert_eq!(asking, [15, 31, 47, 63]);
+    let mut odd = Rig::with(&Config {
+        window: 9,
+        ..config()
+    });
+    odd.post(0, WRITE, &[1; 20 * 256]);
+    let all = odd.take_all();
+    let asking: Vec<_> = (0..9).filter(|n| asks(&all[*n])).collect();
+    assert_eq!(asking, [1, 3, 5, 7, 8], "the last of the window, too");
     rig.give(&answer(ACK, P + 15));
     assert_eq!(rig.psns(), (P + 64..P + 80).collect::<Vec<_>>());
 }

@@ -161,7 +161,13 @@ fn a_replay_takes_the_place_of_the_first_answer() {
     rig.give(&write(P + 3, 0, &[1; 8]));
     assert_eq!(rig.take().as_deref().map(psn), Some(P));
     rig.give(&read(P + 1, 256, 344));
-    assert_eq!(rig.psns(), [P + 1, P + 2, P + 3]);
+    assert_eq!(rig.take().as_deref().map(psn), Some(P + 1));
+    rig.give(&read(P, 0, 600));
+    assert_eq!(
+        rig.psns(),
+        [P, P + 1, P + 2, P + 3],
+        "what was asked for last"
+    );
 }
 
 /// 9.7.5: an atomic is executed once; its duplicate is answered with the result of the first.
