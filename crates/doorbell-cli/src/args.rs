@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use doorbell::{GpuSelect, Rendezvous};
 
+pub(crate) use crate::args_tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 use crate::lists::{self, List};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
@@ -45,49 +46,10 @@ pub(crate) enum Command {
     Pingpong(PingpongArgs),
     /// Run one operation and show every byte of it, then the same with a mistake
     Explain(ExplainArgs),
-}
-
-#[derive(Clone, Debug, Args)]
-#[command(after_help = EXPLAIN)]
-pub(crate) struct ExplainArgs {
-    /// What to run
-    pub(crate) operation: Operation,
-    /// The mistake of the second run
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "rkey")]
-    pub(crate) bad: Bad,
-}
-
-const EXPLAIN: &str = "\
-Examples:
-  doorbell explain put
-  doorbell explain atomic --bad access
-  doorbell explain signal | less
-It needs no GPU and no NIC. Every byte is read back from the queue that was used.";
-
-/// What `explain` runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Operation {
-    /// RDMA WRITE
-    Put,
-    /// RDMA READ
-    Get,
-    /// A put and an addition behind it
-    Signal,
-    /// FETCH_ADD whose old value comes back
-    Atomic,
-}
-
-/// What is wrong in the second run of `explain`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Bad {
-    /// A remote key that no region has
-    Rkey,
-    /// A local key that no region has
-    Lkey,
-    /// Bytes behind the end of the target's region
-    Range,
-    /// A region of the target that grants its peers nothing
-    Access,
+    /// Show the queue pairs of a running process, and what a stuck one waits for
+    Dump(DumpArgs),
+    /// Watch what the queue pairs of running processes do, or serve it to Prometheus
+    Stat(StatArgs),
 }
 
 #[derive(Debug, Args)]

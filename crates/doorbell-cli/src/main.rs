@@ -1,8 +1,10 @@
 //! The `doorbell` command: `info` says what would be used here and why, `perf` measures and checks.
 
 mod args;
+mod args_tools;
 mod config;
 mod cputime;
+mod dump;
 mod environment;
 mod explain;
 mod foreign;
@@ -15,6 +17,7 @@ mod progress;
 mod schema;
 mod serve;
 mod ship;
+mod stat;
 mod stats;
 mod table;
 mod units;
@@ -63,6 +66,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Pingpong(args) => pingpong::run(args),
         Command::Explain(args) => explain::run(args),
+        Command::Dump(args) => dump::run(args),
+        Command::Stat(args) => stat::run(args),
     };
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,

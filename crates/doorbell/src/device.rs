@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use doorbell_gpu::{Gpu, GpuInfo, GpuSelect, Keep, Module};
@@ -18,8 +18,8 @@ use crate::endpoint::Endpoint;
 use crate::memory::Memory;
 use crate::mr::Pd;
 use crate::provider::{Provider, soft::Soft};
-use crate::qp::Handler;
-use crate::{Error, Place, QpFault, Result};
+use crate::qp::{Handler, QpCore, QpInner};
+use crate::{Error, Place, QpFault, Result, report};
 
 /// How long one look for an event lasts while a caller-driven engine has to be driven too.
 const DRIVE_SLICE: Duration = Duration::from_micros(200);
@@ -41,6 +41,29 @@ pub(crate) struct Inner {
     pub(crate) engine: Arc<Engine>,
     pub(crate) gpu: Gpu,
     pub(crate) settings: Settings,
+    /// Queue pairs that exist, for reports.
+    pub(crate) qps: Mutex<Vec<Weak<QpInner>>>,
+}
+
+impl Inner {
+    /// Enters a queue pair.
+    pub(crate) fn made(&self, qp: &Arc<QpInner>) {
+        let mut qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        // Swept when it would grow, so that making many costs little each.
+        if qps.len() == qps.capacity() {
+            qps.retain(|q| q.strong_count() > 0);
+        }
+        qps.push(Arc::downgrade(qp));
+    }
+
+    /// Queue pairs that exist, companions included.
+    pub(crate) fn queue_pairs(&self) -> Vec<QpCore> {
+        let qps = self.qps.lock().unwrap_or_else(PoisonError::into_inner);
+        qps.iter()
+            .filter_map(Weak::upgrade)
+            .map(QpCore::of)
+            .collect()
+    }
 }
 
 /// A device to be; see [`Device::builder`].
@@ -201,17 +224,18 @@ impl Device {
         let gpu = engine.gpu().clone();
         let queues = Arena::new(&gpu, provider.queue_memory());
         let exports = Arena::new(&gpu, doorbell_gpu::MemKind::Device);
-        Self {
-            inner: Arc::new(Inner {
-                provider,
-                soft,
-                queues,
-                exports,
-                engine,
-                gpu,
-                settings,
-            }),
-        }
+        let inner = Arc::new(Inner {
+            provider,
+            soft,
+            queues,
+            exports,
+            engine,
+            gpu,
+            settings,
+            qps: Mutex::default(),
+        });
+        report::server::enter(Arc::downgrade(&inner));
+        Self { inner }
     }
 
     /// The settings in force, with where each came from and why.

@@ -12,6 +12,9 @@ use doorbell_kernels::params::Params;
 use crate::device::Device;
 use crate::{Error, Result};
 
+/// Between two looks at the queue pairs, when a wait has ended without the kernel.
+const LOOKS_APART: Duration = Duration::from_millis(20);
+
 impl Device {
     /// Starts a kernel of the device's module and returns at once. The parameters are copied.
     ///
@@ -60,7 +63,11 @@ impl Launch {
     /// Waits for the kernel's end and returns how long it ran. A time-out leaves it running: wait again, or abort.
     pub fn wait(&mut self, timeout: Duration) -> Result<Duration> {
         if !self.device.is_caller_driven() {
-            return Ok(self.launch.wait(timeout)?);
+            let ended = self.launch.wait(timeout);
+            if matches!(ended, Err(GpuError::TimedOut { .. })) {
+                self.tell_stuck(timeout);
+            }
+            return Ok(ended?);
         }
         let deadline = doorbell_hca::deadline(timeout);
         loop {
@@ -68,6 +75,7 @@ impl Launch {
             match self.launch.wait(Duration::ZERO) {
                 Err(GpuError::TimedOut { .. }) if Instant::now() < deadline => {}
                 Err(GpuError::TimedOut { .. }) => {
+                    self.tell_stuck(timeout);
                     return Err(Error::TimedOut {
                         what: format!("the end of kernel `{}`", self.launch.kernel_name()),
                         after: timeout,
@@ -78,6 +86,19 @@ impl Launch {
             }
             if !worked {
                 std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Logs which queue pairs of the device are stuck, and on what: a kernel that does not end mostly waits for one.
+    fn tell_stuck(&self, timeout: Duration) {
+        // Whoever only looks whether it has ended is told that, and nothing else.
+        if timeout < Duration::from_millis(100) {
+            return;
+        }
+        for qp in self.device.report(LOOKS_APART).qps {
+            if qp.stuck {
+                tracing::warn!("QP {:#08x}: {}", qp.qpn, qp.verdict);
             }
         }
     }

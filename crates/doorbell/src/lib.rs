@@ -89,6 +89,7 @@ mod peer;
 pub mod provider;
 mod proxy;
 mod qp;
+pub mod report;
 
 pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Rendezvous};
 pub use config::{Config, HcaCores, OnError, RoceWrap, Setting, Settings, Source};

@@ -103,7 +103,7 @@ impl Running<'_> {
             }
             let trouble = match (watch.tick)(executed) {
                 Err(e) => Some(e),
-                Ok(()) if since.elapsed() > watch.timeout => Some(stalled(watch)),
+                Ok(()) if since.elapsed() > watch.timeout => Some(stalled(self.bench, watch)),
                 Ok(()) => None,
             };
             if let Some(trouble) = trouble {
@@ -159,7 +159,7 @@ impl Running<'_> {
     }
 }
 
-fn stalled(watch: &Watch<'_>) -> anyhow::Error {
+fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
     let mut text = format!("nothing completed for {:?}", watch.timeout);
     for qp in watch.qps {
         match qp.error() {
@@ -169,6 +169,10 @@ fn stalled(watch: &Watch<'_>) -> anyhow::Error {
             }
             None => continue,
         }
+    }
+    let report = bench.device.report(Duration::from_millis(20));
+    if let Some(qp) = report.qps.iter().find(|qp| qp.stuck && qp.error.is_none()) {
+        text.push_str(&format!("; QP {:#08x}: {}", qp.qpn, qp.verdict));
     }
     if let Some(qp) = watch.qps.first() {
         let counters = qp.counters();

@@ -194,6 +194,11 @@ pub trait ProviderQp: Send + Sync {
     /// What it has done.
     fn counters(&self) -> QpCounters;
 
+    /// Slots announced and slots complete since the last reset, as the HCA last said; `None` if it does not tell.
+    fn indexes(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// What its RoCE connection has counted, by the names of the rdma tool; nothing if it has none.
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -475,6 +475,10 @@ impl ProviderQp for SoftQp {
         .unwrap_or(QpState::Destroyed)
     }
 
+    fn indexes(&self) -> Option<(u64, u64)> {
+        self.alive(HcaQp::indexes).ok()
+    }
+
     fn error(&self) -> ErrorWord {
         match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
             Life::Alive(qp) => qp.first_error().unwrap_or_default(),

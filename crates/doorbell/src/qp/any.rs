@@ -14,10 +14,14 @@ use crate::{Error, QpFault, Result};
 
 /// The part of [`Qp`] and [`AnyQp`] that does not depend on the state.
 pub struct QpCore {
-    pub(super) inner: Arc<QpInner>,
+    pub(crate) inner: Arc<QpInner>,
 }
 
 impl QpCore {
+    pub(crate) fn of(inner: Arc<QpInner>) -> Self {
+        Self { inner }
+    }
+
     /// QP number, 24 bits. A reset keeps it.
     pub fn qpn(&self) -> u32 {
         self.inner.qpn()

@@ -111,6 +111,13 @@ impl Place {
         (qp.to_bytes(), ext.to_bytes())
     }
 
+    /// How far the poster is; `None` if nothing was exported, or not to memory that the CPU reads without a copy engine.
+    pub(super) fn progress(&self) -> Option<Progress> {
+        let memory = self.memory.as_ref()?;
+        memory.host_ptr()?;
+        progress(memory, self.qp, self.ext).ok()
+    }
+
     /// What the device code left behind, for another place.
     fn left(&self, from: &Slice, companion: Option<(u64, u64)>) -> Result<(QpBytes, ExtBytes)> {
         let (mut qp, mut ext) = ([0; size_of::<GpuQp>()], [0; EXT]);
@@ -267,22 +274,16 @@ impl Export {
         self.memory.device_addr()
     }
 
-    fn word(&self, offset: usize) -> Result<u64> {
-        let mut word = [0; 8];
-        self.memory.read(offset, &mut word)?;
-        Ok(u64::from_ne_bytes(word))
-    }
-
     /// The first error that device code saw on queue pair `index`; it can be there before the kernel has ended.
     pub fn device_error(&self, index: usize) -> Result<Option<QpFault>> {
         let at = self.exts() + index * EXT + offset_of!(QpExt, error);
-        Ok(QpFault::from_word(ErrorWord(self.word(at)?)))
+        Ok(QpFault::from_word(ErrorWord(word(&self.memory, at)?)))
     }
 
     /// The first error of a receive that device code saw on queue pair `index`.
     pub fn receive_error(&self, index: usize) -> Result<Option<QpFault>> {
         let at = self.exts() + index * EXT + offset_of!(QpExt, rq_error);
-        Ok(QpFault::from_word(ErrorWord(self.word(at)?)))
+        Ok(QpFault::from_word(ErrorWord(word(&self.memory, at)?)))
     }
 
     /// The first error that the engine recorded on queue pair `index`.
@@ -292,19 +293,33 @@ impl Export {
 
     /// How far the device code of queue pair `index` has come.
     pub fn progress(&self, index: usize) -> Result<Progress> {
-        let qp = index * self.layout.stride();
-        let ext = self.exts() + index * EXT;
-        Ok(Progress {
-            reserved: self.word(qp + offset_of!(GpuQp, sq_rsvd_index))? & !POISON,
-            ready: self.word(qp + offset_of!(GpuQp, sq_ready_index))? & !RINGING,
-            rung: self.word(qp + offset_of!(GpuQp, sq_wqe_pi))?,
-            completed: self.word(
-                qp + offset_of!(GpuQp, cq_sq) + offset_of!(doorbell_device::layout::GpuCq, cqe_ci),
-            )?,
-            receives_posted: self.word(ext + offset_of!(QpExt, rq_ready))?,
-            receives_completed: self.word(ext + offset_of!(QpExt, rq_ci))?,
-        })
+        progress(
+            &self.memory,
+            index * self.layout.stride(),
+            self.exts() + index * EXT,
+        )
     }
+}
+
+fn word(memory: &Slice, offset: usize) -> Result<u64> {
+    let mut word = [0; 8];
+    memory.read(offset, &mut word)?;
+    Ok(u64::from_ne_bytes(word))
+}
+
+/// The indexes of the queue pair at `qp` whose extension is at `ext`.
+fn progress(memory: &Slice, qp: usize, ext: usize) -> Result<Progress> {
+    let at = |offset| word(memory, qp + offset);
+    Ok(Progress {
+        reserved: at(offset_of!(GpuQp, sq_rsvd_index))? & !POISON,
+        ready: at(offset_of!(GpuQp, sq_ready_index))? & !RINGING,
+        rung: at(offset_of!(GpuQp, sq_wqe_pi))?,
+        completed: at(
+            offset_of!(GpuQp, cq_sq) + offset_of!(doorbell_device::layout::GpuCq, cqe_ci)
+        )?,
+        receives_posted: word(memory, ext + offset_of!(QpExt, rq_ready))?,
+        receives_completed: word(memory, ext + offset_of!(QpExt, rq_ci))?,
+    })
 }
 
 /// Exports many queue pairs side by side: [`Export::table_addr`] is then what kernels take.

@@ -136,6 +136,16 @@ impl QpInner {
         1 << self.log_depth
     }
 
+    /// What the engine has seen rung and has completed, in slots.
+    pub(crate) fn indexes(&self) -> Option<(u64, u64)> {
+        self.provider.indexes()
+    }
+
+    /// How far its poster is, if that lies in memory which the CPU reaches and nobody is exporting at this moment.
+    pub(crate) fn progress(&self) -> Option<Progress> {
+        self.export.try_lock().ok()?.progress()
+    }
+
     fn export(&self) -> std::sync::MutexGuard<'_, export::Place> {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }

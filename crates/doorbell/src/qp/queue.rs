@@ -45,6 +45,8 @@ impl RecvShape {
     }
 }
 
+/// Where the send record is in the first line, behind the receive record.
+const SEND_RECORD: usize = 4;
 /// Bytes of a data segment.
 const SEGMENT: u32 = 16;
 
@@ -85,17 +87,17 @@ impl QueueMemory {
     }
 
     pub(crate) fn record(&self) -> Piece {
-        piece(&self.words, 4, 4)
+        piece(&self.words, SEND_RECORD, 4)
     }
 
     pub(crate) fn recv_record(&self) -> Piece {
         piece(&self.words, 0, 4)
     }
 
-    /// The record's bytes now.
+    /// The bytes of the send record now.
     pub(crate) fn read_record(&self) -> Result<[u8; 4]> {
         let mut record = [0; 4];
-        self.words.read(0, &mut record)?;
+        self.words.read(SEND_RECORD, &mut record)?;
         Ok(record)
     }
 

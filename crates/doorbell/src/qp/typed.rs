@@ -65,9 +65,12 @@ impl<S: State> Qp<S> {
 
 impl Qp<Reset> {
     pub(super) fn new(inner: QpInner) -> Self {
-        Self::from_core(QpCore {
-            inner: Arc::new(inner),
-        })
+        let inner = Arc::new(inner);
+        inner.device().made(&inner);
+        if let Some(companion) = &inner.companion {
+            inner.device().made(companion);
+        }
+        Self::from_core(QpCore { inner })
     }
 
     /// Connects it. What cannot be connected is destroyed; [`AnyQp`](super::AnyQp) keeps it.

@@ -1,0 +1,103 @@
+//! The command lines of the tools that look at what happened: `explain`, `dump`, `stat`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::lists;
+
+/// Which process is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whom {
+    Process(u32),
+    /// Every one of this user.
+    All,
+}
+
+fn whom(text: &str) -> Result<Whom, String> {
+    match (text, text.parse()) {
+        ("all", _) => Ok(Whom::All),
+        (_, Ok(pid @ 1..)) => Ok(Whom::Process(pid)),
+        _ => Err("give a process ID, or all".into()),
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  doorbell dump 4242
+  doorbell dump all --json | jq '.[].devices[].qps[] | select(.stuck)'
+The process answers for itself; root is needed only for those of other users.")]
+pub(crate) struct DumpArgs {
+    /// Process ID, or `all` of this user
+    #[arg(value_parser = whom)]
+    pub(crate) pid: Whom,
+    /// One JSON array on standard output instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "\
+Examples:
+  doorbell stat                       every process of this user, a line a second
+  doorbell stat 4242 --count 10
+  doorbell stat --prometheus 127.0.0.1:9477
+SIGINT ends it.")]
+pub(crate) struct StatArgs {
+    /// Process ID, or `all` of this user [default: all]
+    #[arg(value_parser = whom)]
+    pub(crate) pid: Option<Whom>,
+    /// End after so many rounds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "1")]
+    pub(crate) interval: Duration,
+    /// Serve metrics over HTTP at this address instead (GET /metrics; port 0 takes a free one)
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["count", "interval"])]
+    pub(crate) prometheus: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXPLAIN)]
+pub(crate) struct ExplainArgs {
+    /// What to run
+    pub(crate) operation: Operation,
+    /// The mistake of the second run
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "rkey")]
+    pub(crate) bad: Bad,
+}
+
+const EXPLAIN: &str = "\
+Examples:
+  doorbell explain put
+  doorbell explain atomic --bad access
+  doorbell explain signal | less
+It needs no GPU and no NIC. Every byte is read back from the queue that was used.";
+
+/// What `explain` runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    /// RDMA WRITE
+    Put,
+    /// RDMA READ
+    Get,
+    /// A put and an addition behind it
+    Signal,
+    /// FETCH_ADD whose old value comes back
+    Atomic,
+}
+
+/// What is wrong in the second run of `explain`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bad {
+    /// A remote key that no region has
+    Rkey,
+    /// A local key that no region has
+    Lkey,
+    /// Bytes behind the end of the target's region
+    Range,
+    /// A region of the target that grants its peers nothing
+    Access,
+}

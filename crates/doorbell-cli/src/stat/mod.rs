@@ -1,0 +1,184 @@
+//! `doorbell stat`: what the queue pairs of running processes do, a line a second, or as metrics for Prometheus.
+//!
+//! The processes are asked (see `doorbell::report`); they count anyway, so being watched costs them one look a second.
+
+mod metrics;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use doorbell::report::ProcessReport;
+
+use crate::args::{StatArgs, Whom};
+use crate::table::{Column, Table};
+use crate::{Ended, dump};
+
+/// Lines below which the heading is printed again.
+const SCREEN: u64 = 20;
+
+/// What is counted, summed over the queue pairs of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    wqes: u64,
+    bytes: u64,
+    doorbells: u64,
+    retries: u64,
+    errors: u64,
+    queue_pairs: u64,
+    stuck: u64,
+}
+
+/// Watches, or serves metrics.
+pub(crate) fn run(args: &StatArgs) -> Result<Ended> {
+    let whom = args.pid.unwrap_or(Whom::All);
+    match &args.prometheus {
+        Some(address) => metrics::serve(address, whom),
+        None => watch(args, whom),
+    }
+}
+
+fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
+    let styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let mut out = io::stdout();
+    let table = Table::new(
+        vec![
+            Column::right("PID", 8),
+            Column::right("QPs", 6),
+            Column::right("WQE/s", 11),
+            Column::right("MB/s", 9),
+            Column::right("doorbells/s", 11),
+            Column::right("retries/s", 9),
+            Column::right("errors", 6),
+            Column::right("CPUs", 5),
+        ],
+        styled,
+    );
+    let mut before = dump::gather(whom)?;
+    let mut lines = 0;
+    for turn in 0.. {
+        if args.count.is_some_and(|count| turn >= count) {
+            break;
+        }
+        let until = Instant::now() + args.interval;
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        let now = match dump::gather(whom) {
+            Ok(now) => now,
+            // It has ended: that is an answer, once something was seen of it.
+            Err(error) if turn > 0 => {
+                eprintln!("doorbell: {}", crate::words(&error));
+                break;
+            }
+            Err(error) => return Err(error),
+        };
+        for report in &now {
+            let Some(old) = before.iter().find(|r| r.pid == report.pid) else {
+                continue;
+            };
+            if lines % SCREEN == 0 {
+                table.header(&mut out).context("writing")?;
+            }
+            lines += 1;
+            table.row(&mut out, &row(old, report)).context("writing")?;
+            let stuck = sums(report).stuck;
+            if stuck > 0 {
+                writeln!(
+                    out,
+                    "{:>8}  {stuck} queue pairs are stuck: doorbell dump {}",
+                    "", report.pid
+                )?;
+            }
+        }
+        out.flush().context("writing")?;
+        before = now;
+    }
+    Ok(Ended::Well)
+}
+
+/// What happened between two looks.
+fn row(old: &ProcessReport, new: &ProcessReport) -> Vec<String> {
+    let took = Duration::from_nanos(new.at_ns.saturating_sub(old.at_ns).max(1)).as_secs_f64();
+    let (before, now) = (sums(old), sums(new));
+    // A queue pair that ended takes its counts with it: then less than nothing happened, and nothing is shown.
+    let rate = |old: u64, new: u64| new.saturating_sub(old) as f64 / took;
+    vec![
+        new.pid.to_string(),
+        now.queue_pairs.to_string(),
+        format!("{:.0}", rate(before.wqes, now.wqes)),
+        format!("{:.1}", rate(before.bytes, now.bytes) / 1e6),
+        format!("{:.0}", rate(before.doorbells, now.doorbells)),
+        format!("{:.0}", rate(before.retries, now.retries)),
+        now.errors.to_string(),
+        format!("{:.2}", rate(old.cpu_ns, new.cpu_ns) / 1e9),
+    ]
+}
+
+fn sums(report: &ProcessReport) -> Sums {
+    let mut sums = Sums::default();
+    let find = |counters: &[(String, u64)], name: &str| {
+        counters.iter().find(|(n, _)| n == name).map_or(0, |c| c.1)
+    };
+    for device in &report.devices {
+        for core in &device.cores {
+            sums.errors += find(&core.counters, "errors");
+        }
+        for qp in &device.qps {
+            sums.queue_pairs += 1;
+            sums.stuck += u64::from(qp.stuck);
+            sums.wqes += find(&qp.counters, "wqes");
+            sums.bytes += find(&qp.counters, "bytes");
+            sums.doorbells += find(&qp.counters, "doorbells");
+            sums.retries += RETRIES.iter().map(|name| find(&qp.roce, name)).sum::<u64>();
+        }
+    }
+    sums
+}
+
+/// Counters of a RoCE connection that say that something was sent again, by the names of the rdma tool.
+const RETRIES: [&str; 3] = [
+    "local_ack_timeout_err",
+    "packet_seq_err",
+    "rnr_nak_retry_err",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use doorbell::report::SCHEMA;
+
+    fn report(at_ns: u64, cpu_ns: u64) -> ProcessReport {
+        ProcessReport {
+            schema: SCHEMA.into(),
+            version: "0".into(),
+            pid: 7,
+            at_ns,
+            cpu_ns,
+            devices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_row_is_what_happened_in_between() {
+        let device = doorbell::Device::builder()
+            .gpu(doorbell::GpuSelect::Host)
+            .caller_driven()
+            .open()
+            .unwrap();
+        let pd = device.pd().unwrap();
+        let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
+        let mut old = report(1_000_000_000, 0);
+        old.devices.push(device.report(Duration::ZERO));
+        let mut new = report(3_000_000_000, 1_000_000_000);
+        new.devices.push(old.devices[0].clone());
+        for (name, n) in &mut new.devices[0].qps[0].counters {
+            if name == "wqes" || name == "bytes" {
+                *n += 4_000_000;
+            }
+        }
+        let cells = row(&old, &new);
+        assert_eq!(cells[2..4], ["2000000", "2.0"]);
+        assert_eq!(cells[7], "0.50");
+        // Backwards (its queue pairs ended): nothing, not a huge number.
+        assert_eq!(row(&new, &old)[2], "0");
+    }
+}

@@ -1,0 +1,308 @@
+//! What a process can say about its devices and queue pairs, for who looks at it from outside: `doorbell dump`, `doorbell stat`.
+//!
+//! A [`DeviceReport`] is a copy of what is there anyway: the engine's counters and indexes, the words and rings in memory, the
+//! indexes that device code keeps. Nothing is recorded for it and nothing is stopped, so it costs a running queue pair nothing; a queue
+//! pair is looked at twice, and only of one that stands still a [verdict](QpReport::verdict) says what is missing.
+//! [`server`] gives reports to other processes of the same user.
+
+use std::time::Duration;
+
+use doorbell_device::layout::CqKind;
+use doorbell_wire::cqe::{Cqe, CqeTail, ErrorCqe};
+use doorbell_wire::{Chunk, Ctrl, Dump, Opcode};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Device, Inner};
+use crate::qp::{Handler, QpCore, QpCounters, QpState};
+
+pub mod server;
+mod verdict;
+
+/// Name and version of the document that [`server`] gives out.
+pub const SCHEMA: &str = "doorbell-report/1";
+
+/// Everything that a process has.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProcessReport {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// Release that the process uses.
+    pub version: String,
+    /// The process, as it numbers itself.
+    pub pid: u32,
+    /// Nanoseconds of the monotonic clock.
+    pub at_ns: u64,
+    /// Processor time that it has used, nanoseconds.
+    pub cpu_ns: u64,
+    /// Open devices.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// A device and its queue pairs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Number by which peers know its HCA.
+    pub id: u64,
+    /// `host`, or the GPU's name.
+    pub gpu: String,
+    /// Whoever waits runs the engine.
+    pub caller_driven: bool,
+    /// Engine cores.
+    pub cores: Vec<CoreReport>,
+    /// Queue pairs.
+    pub qps: Vec<QpReport>,
+    /// Counters of the RoCE port, by the names of the rdma tool.
+    pub roce: Vec<(String, u64)>,
+}
+
+/// An engine core.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CoreReport {
+    /// Why it is dead, if it is.
+    pub dead: Option<String>,
+    /// Rounds so far: its heartbeat.
+    pub rounds: u64,
+    /// Rounds since the first look.
+    pub rounds_since: u64,
+    /// Queue pairs that it owns.
+    pub qps: u64,
+    /// What it counts.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// A queue pair.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct QpReport {
+    /// QP number.
+    pub qpn: u32,
+    /// Number of its CQ.
+    pub cqn: u32,
+    /// Engine core.
+    pub core: Option<u64>,
+    /// `reset`, `ready`, `in error`, `destroyed`.
+    pub state: String,
+    /// Slots of the send queue.
+    pub depth: u32,
+    /// How it is rung.
+    pub handler: String,
+    /// `per-slot` or `collapsed`.
+    pub cq: String,
+    /// What its poster keeps; nothing if it was not exported, or to memory that the CPU does not reach.
+    pub poster: Option<Poster>,
+    /// What the engine has seen.
+    pub engine: Option<Seen>,
+    /// The doorbell record: a producer index modulo 2^16.
+    pub record: Option<u16>,
+    /// The doorbell word: a producer index modulo 2^24 (of a producer word: 2^64).
+    pub doorbell: Option<u64>,
+    /// The next WQE that is not complete, decoded, with its bytes; nothing if there is none.
+    pub next: Option<String>,
+    /// The newest CQE, in words and bytes.
+    pub cqe: Option<String>,
+    /// First error.
+    pub error: Option<String>,
+    /// What the engine has done for it.
+    pub counters: Vec<(String, u64)>,
+    /// What its RoCE connection counts, by the names of the rdma tool.
+    pub roce: Vec<(String, u64)>,
+    /// Something changed between two looks.
+    pub moving: bool,
+    /// It stands still with work to do, or it has failed.
+    pub stuck: bool,
+    /// What it does, or what it lacks.
+    pub verdict: String,
+}
+
+/// Indexes that the posting side keeps, in slots since the last reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Poster {
+    /// Slots handed out.
+    pub reserved: u64,
+    /// Slots whose WQEs are written.
+    pub ready: u64,
+    /// Slots rung.
+    pub rung: u64,
+    /// Slots known to be complete.
+    pub consumed: u64,
+}
+
+/// Indexes that the engine keeps, in slots since the last reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Slots that a doorbell announced.
+    pub rung: u64,
+    /// Slots complete.
+    pub completed: u64,
+}
+
+impl Device {
+    /// Looks at everything twice, `apart` from each other, and says what moves and what does not.
+    pub fn report(&self, apart: Duration) -> DeviceReport {
+        let first = look(&self.inner);
+        std::thread::sleep(apart);
+        settle(&first, look(&self.inner))
+    }
+}
+
+/// One look.
+fn look(device: &Inner) -> DeviceReport {
+    let info = device.gpu.info();
+    let cores = match &device.soft {
+        Some(soft) => soft.hca().health(),
+        None => Vec::new(),
+    };
+    DeviceReport {
+        id: device.provider.id(),
+        gpu: match info.backend {
+            doorbell_gpu::Backend::Host => "host".to_owned(),
+            doorbell_gpu::Backend::Cuda => info.name.clone(),
+        },
+        caller_driven: device.settings.hca_cores == crate::HcaCores::Caller,
+        cores: cores
+            .into_iter()
+            .map(|core| CoreReport {
+                dead: core.dead,
+                rounds: core.rounds,
+                rounds_since: 0,
+                qps: core.qps as u64,
+                counters: named(&[
+                    ("busy_rounds", core.counters.busy_rounds),
+                    ("turns", core.counters.turns),
+                    ("sleeps", core.counters.sleeps),
+                    ("errors", core.counters.errors),
+                ]),
+            })
+            .collect(),
+        qps: device.queue_pairs().iter().map(qp).collect(),
+        roce: owned(device.provider.roce_counters()),
+    }
+}
+
+/// The later look, with what the earlier one tells.
+fn settle(first: &DeviceReport, mut now: DeviceReport) -> DeviceReport {
+    for (i, core) in now.cores.iter_mut().enumerate() {
+        let before = first.cores.get(i).map_or(0, |c| c.rounds);
+        core.rounds_since = core.rounds.saturating_sub(before);
+    }
+    for at in 0..now.qps.len() {
+        let qp = &now.qps[at];
+        let core = qp.core.and_then(|c| now.cores.get(c as usize));
+        let before = first.qps.iter().find(|q| q.qpn == qp.qpn);
+        let (moving, stuck, verdict) = verdict::of(qp, before, core, now.caller_driven);
+        let qp = &mut now.qps[at];
+        (qp.moving, qp.stuck, qp.verdict) = (moving, stuck, verdict);
+    }
+    now
+}
+
+fn named(counters: &[(&str, u64)]) -> Vec<(String, u64)> {
+    counters
+        .iter()
+        .map(|(name, n)| ((*name).to_owned(), *n))
+        .collect()
+}
+
+fn owned(counters: Vec<(&'static str, u64)>) -> Vec<(String, u64)> {
+    named(&counters)
+}
+
+fn qp(qp: &QpCore) -> QpReport {
+    let counters: QpCounters = qp.counters();
+    let engine = qp
+        .inner
+        .indexes()
+        .map(|(rung, completed)| Seen { rung, completed });
+    let poster = qp.inner.progress().map(|p| Poster {
+        reserved: p.reserved,
+        ready: p.ready,
+        rung: p.rung,
+        consumed: p.completed,
+    });
+    QpReport {
+        qpn: qp.qpn(),
+        cqn: qp.cq().cqn(),
+        core: qp.core().map(|c| c as u64),
+        state: qp.state().to_string(),
+        depth: qp.depth(),
+        handler: qp.handler().to_string(),
+        cq: match qp.cq().kind() {
+            CqKind::PerSlot => "per-slot",
+            CqKind::Collapsed => "collapsed",
+        }
+        .to_owned(),
+        poster,
+        engine,
+        record: qp
+            .peek_record()
+            .ok()
+            .map(|bytes| doorbell_wire::db::parse_record(u32::from_ne_bytes(bytes))),
+        doorbell: qp.peek_doorbell().ok().map(|bytes| {
+            let word = u64::from_ne_bytes(bytes);
+            match qp.handler() {
+                Handler::Producer => word,
+                Handler::Record | Handler::Only => doorbell_wire::db::parse(word).0.into(),
+            }
+        }),
+        next: next(qp, engine, poster),
+        cqe: engine.and_then(|engine| cqe(qp, engine)),
+        error: match qp.state() {
+            QpState::Destroyed => None,
+            _ => qp.error().map(|fault| fault.to_string()),
+        },
+        counters: named(&[
+            ("doorbells", counters.doorbells),
+            ("slots_rung", counters.slots_rung),
+            ("wqes", counters.wqes),
+            ("bytes", counters.bytes),
+            ("cqes", counters.cqes),
+            ("stale_reads", counters.stale_reads),
+            ("parked", counters.parked),
+            ("key_lookups", counters.key_lookups),
+            ("copies", counters.copies),
+            ("flushed", counters.flushed),
+        ]),
+        roce: owned(qp.roce_counters()),
+        moving: false,
+        stuck: false,
+        verdict: String::new(),
+    }
+}
+
+/// The first WQE that is not complete, if one was handed out.
+fn next(qp: &QpCore, engine: Option<Seen>, poster: Option<Poster>) -> Option<String> {
+    let engine = engine?;
+    let written = poster.map_or(engine.rung, |p| p.reserved.max(engine.rung));
+    if engine.completed >= written {
+        return None;
+    }
+    let mut chunks = Vec::new();
+    for slot in 0..2 {
+        let bytes = qp.peek_wqe(engine.completed + slot).ok()?;
+        chunks.extend(bytes.as_chunks::<16>().0.iter().map(Chunk::from_bytes));
+    }
+    let ds = usize::from(Ctrl::parse(chunks[0]).ds).clamp(1, chunks.len());
+    Some(Dump(&chunks[..ds]).to_string().trim_end().to_owned())
+}
+
+/// The CQE of the WQE that completed last.
+fn cqe(qp: &QpCore, engine: Seen) -> Option<String> {
+    let last = engine.completed.checked_sub(1)? as u32;
+    let bytes = qp.cq().peek(last).ok()?;
+    let (pieces, _) = bytes.as_chunks::<16>();
+    let chunks: [Chunk; 4] = std::array::from_fn(|i| Chunk::from_bytes(&pieces[i]));
+    let words = match ErrorCqe::parse(&chunks) {
+        Some(e) => format!(
+            "WQE {} failed: {}, vendor syndrome {}",
+            e.tail.wqe_counter(),
+            e.syndrome,
+            e.vendor
+        ),
+        None if CqeTail::of(chunks[3]).is_invalid() => "nothing written yet".to_owned(),
+        None => {
+            let cqe = Cqe::parse(&chunks);
+            let opcode = Opcode::try_from(cqe.opcode).map_or("unknown opcode", Opcode::name);
+            format!("WQE {} completed: {opcode}", cqe.tail.wqe_counter())
+        }
+    };
+    Some(format!("{words}\n  30: {:?}", chunks[3]))
+}

@@ -1,0 +1,263 @@
+//! Gives a process's report to other processes of the same user, and asks others for theirs.
+//!
+//! The first device that a process opens starts one thread, which sleeps in `accept` on an abstract UNIX socket until somebody asks;
+//! it costs nothing until then, and leaves no file behind however the process ends. `DOORBELL_REPORT=off` leaves it out. Who asks is
+//! checked by the kernel's credentials: the same user, or root. A process that is gone cannot be asked.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::{ProcessReport, SCHEMA, look, settle};
+use crate::device::Inner;
+
+/// How long either side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks at a queue pair.
+const APART: Duration = Duration::from_millis(50);
+/// A report of tens of thousands of queue pairs.
+const MOST: u64 = 256 << 20;
+/// A question is one short line.
+const LINE: u64 = 128;
+
+/// Devices that are open, and the process whose thread answers.
+static OPEN: Mutex<(u32, Vec<Weak<Inner>>)> = Mutex::new((0, Vec::new()));
+
+/// Why a process gave no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// It is no process, or one without a device.
+    #[error(
+        "process {pid} answers no questions: it is gone, has no open Doorbell device, runs with DOORBELL_REPORT=off, or is in another network or PID namespace"
+    )]
+    Nobody {
+        /// The process.
+        pid: u32,
+    },
+    /// Somebody else has its name.
+    #[error(
+        "what answers for process {pid} belongs to process {other_pid} of user {other_uid}: nothing of what it says is believed"
+    )]
+    Stranger {
+        /// The process.
+        pid: u32,
+        /// Who answered.
+        other_pid: u32,
+        /// Of which user.
+        other_uid: u32,
+    },
+    /// Another release.
+    #[error(
+        "process {pid} speaks {theirs} and this command {SCHEMA}: use the command of its release, {version}"
+    )]
+    Version {
+        /// The process.
+        pid: u32,
+        /// Its schema.
+        theirs: String,
+        /// Its release.
+        version: String,
+    },
+    /// It answered nonsense.
+    #[error("process {pid} answered what is no report: {reason}")]
+    Nonsense {
+        /// The process.
+        pid: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It did not answer in time, or the system refused.
+    #[error(
+        "asking process {pid} ({PATIENCE:?} at most): {source}; a process of another user answers only to root"
+    )]
+    Os {
+        /// The process.
+        pid: u32,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn address(pid: u32) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("doorbell-report-{pid}"))
+}
+
+/// Enters a device; the first one of a process starts the thread.
+pub(crate) fn enter(device: Weak<Inner>) {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.1.retain(|d| d.strong_count() > 0);
+    open.1.push(device);
+    let pid = std::process::id();
+    // In a forked child the thread of the parent is not there.
+    if open.0 == pid || off() {
+        return;
+    }
+    open.0 = pid;
+    let listener = match address(pid).and_then(|a| UnixListener::bind_addr(&a)) {
+        Ok(listener) => listener,
+        Err(e) => return tracing::debug!("no reports to other processes: {e}"),
+    };
+    let thread = std::thread::Builder::new()
+        .name("doorbell-report".into())
+        .spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // Whoever hangs up early gets nothing.
+                if let Err(e) = answer(&stream) {
+                    tracing::debug!("a question about this process: {e}");
+                }
+            }
+        });
+    if let Err(e) = thread {
+        tracing::debug!("no reports to other processes: {e}");
+    }
+}
+
+fn off() -> bool {
+    std::env::var_os("DOORBELL_REPORT").is_some_and(|v| v == "off")
+}
+
+/// The report of this process.
+pub fn own() -> ProcessReport {
+    let devices: Vec<_> = {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.1.iter().filter_map(Weak::upgrade).collect()
+    };
+    let first: Vec<_> = devices.iter().map(|d| look(d)).collect();
+    std::thread::sleep(APART);
+    let now = |clock| {
+        let t = rustix::time::clock_gettime(clock);
+        (t.tv_sec as u64)
+            .saturating_mul(1_000_000_000)
+            .saturating_add(t.tv_nsec as u64)
+    };
+    ProcessReport {
+        schema: SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        at_ns: now(rustix::time::ClockId::Monotonic),
+        cpu_ns: now(rustix::time::ClockId::ProcessCPUTime),
+        devices: devices
+            .iter()
+            .zip(&first)
+            .map(|(device, first)| settle(first, look(device)))
+            .collect(),
+    }
+}
+
+fn answer(stream: &UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let asker = rustix::net::sockopt::socket_peercred(stream)?;
+    let own_uid = rustix::process::geteuid();
+    if asker.uid != own_uid && !asker.uid.is_root() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut line = String::new();
+    BufReader::new(stream.take(LINE)).read_line(&mut line)?;
+    // Whatever was asked is answered with what this release has; the name in it says which that is.
+    let mut report = serde_json::to_vec(&own())?;
+    report.push(b'\n');
+    let mut stream = stream;
+    stream.write_all(&report)
+}
+
+/// Asks another process (or this one).
+///
+/// # Errors
+/// [`ReportError`]: nobody answers, a stranger does, another release, nonsense, or the time is up.
+pub fn ask(pid: u32) -> Result<ProcessReport, ReportError> {
+    let os = |source| ReportError::Os { pid, source };
+    let stream = match address(pid).and_then(|a| UnixStream::connect_addr(&a)) {
+        Ok(stream) => stream,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            return Err(ReportError::Nobody { pid });
+        }
+        Err(e) => return Err(os(e)),
+    };
+    stream.set_read_timeout(Some(PATIENCE)).map_err(os)?;
+    stream.set_write_timeout(Some(PATIENCE)).map_err(os)?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| os(e.into()))?;
+    let own_uid = rustix::process::geteuid();
+    let other_pid = peer.pid.as_raw_nonzero().get() as u32;
+    if other_pid != pid || (peer.uid != own_uid && !own_uid.is_root()) {
+        return Err(ReportError::Stranger {
+            pid,
+            other_pid,
+            other_uid: peer.uid.as_raw(),
+        });
+    }
+    let mut writer = &stream;
+    writeln!(writer, "{SCHEMA}").map_err(os)?;
+    let mut text = Vec::new();
+    (&stream).take(MOST).read_to_end(&mut text).map_err(os)?;
+    parse(pid, &text)
+}
+
+/// What a process answered.
+fn parse(pid: u32, text: &[u8]) -> Result<ProcessReport, ReportError> {
+    #[derive(serde::Deserialize)]
+    struct Name {
+        schema: String,
+        version: String,
+    }
+    let nonsense = |e: serde_json::Error| ReportError::Nonsense {
+        pid,
+        reason: e.to_string(),
+    };
+    let name: Name = serde_json::from_slice(text).map_err(nonsense)?;
+    if name.schema != SCHEMA {
+        return Err(ReportError::Version {
+            pid,
+            theirs: name.schema,
+            version: name.version,
+        });
+    }
+    serde_json::from_slice(text).map_err(nonsense)
+}
+
+/// Processes of this network namespace that would answer.
+///
+/// # Errors
+/// If the system's list of sockets cannot be read.
+pub fn all() -> io::Result<Vec<u32>> {
+    let text = std::fs::read_to_string("/proc/net/unix")?;
+    let mut pids: Vec<u32> = text
+        .lines()
+        .filter_map(|line| line.rsplit_once("@doorbell-report-")?.1.trim().parse().ok())
+        .collect();
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_release_is_refused_by_both_names() {
+        let text = br#"{"schema":"doorbell-report/9","version":"7.1.0","more":[]}"#;
+        let error = parse(4, text).unwrap_err().to_string();
+        assert!(
+            error.contains("doorbell-report/9") && error.contains(SCHEMA),
+            "{error}"
+        );
+        assert!(error.contains("7.1.0"), "{error}");
+        for text in [
+            &b""[..],
+            b"{",
+            br#"{"schema":"doorbell-report/1","version":"1"}"#,
+        ] {
+            assert!(matches!(parse(4, text), Err(ReportError::Nonsense { .. })));
+        }
+    }
+
+    #[test]
+    fn nobody_answers_for_no_process() {
+        // Beyond the largest PID that Linux gives.
+        let error = ask(1 << 30).unwrap_err();
+        assert!(matches!(error, ReportError::Nobody { .. }), "{error}");
+    }
+}
