@@ -249,6 +249,10 @@ pub(crate) enum Test {
     AtomicRate,
     /// put with signal, half of a ping-pong
     SignalLat,
+    /// SEND rate and bandwidth, received by a thread
+    SendBw,
+    /// SEND latency: half of a ping-pong between two threads
+    SendLat,
     /// 32 bytes and a flag delivered by the HCA, answered by the kernel
     Forward,
     /// Posting alone: no engine, no space check
@@ -264,16 +268,26 @@ impl Test {
             Self::GetLat => "get-lat",
             Self::AtomicRate => "atomic-rate",
             Self::SignalLat => "signal-lat",
+            Self::SendBw => "send-bw",
+            Self::SendLat => "send-lat",
             Self::Forward => "forward",
             Self::Post => "post",
         }
+    }
+
+    /// The second end is a thread too.
+    pub(crate) fn plays_two(self) -> bool {
+        matches!(
+            self,
+            Self::PutLat | Self::SignalLat | Self::SendLat | Self::SendBw
+        )
     }
 
     /// Figures are latencies (one message at a time), not rates.
     pub(crate) fn is_latency(self) -> bool {
         matches!(
             self,
-            Self::PutLat | Self::GetLat | Self::SignalLat | Self::Forward
+            Self::PutLat | Self::GetLat | Self::SignalLat | Self::SendLat | Self::Forward
         )
     }
 }

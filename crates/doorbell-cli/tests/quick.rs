@@ -4,13 +4,15 @@ mod common;
 use common::{run, succeed, texts};
 use serde_json::Value;
 
-const TESTS: [&str; 8] = [
+const TESTS: [&str; 10] = [
     "put-bw",
     "put-lat",
     "get-bw",
     "get-lat",
     "atomic-rate",
     "signal-lat",
+    "send-bw",
+    "send-lat",
     "forward",
     "post",
 ];
@@ -37,7 +39,7 @@ fn keys(value: &Value) -> Vec<&str> {
 
 /// Every field of the schema, its type and whether it may be null in this test.
 fn check_result(result: &Value, test: &str) {
-    let latency = ["put-lat", "get-lat", "signal-lat", "forward"].contains(&test);
+    let latency = ["put-lat", "get-lat", "signal-lat", "send-lat", "forward"].contains(&test);
     let post = test == "post";
     let text = |key: &str| assert!(result[key].is_string(), "{test}: {key} is {}", result[key]);
     let count = |key: &str| assert!(result[key].is_u64(), "{test}: {key} is {}", result[key]);

@@ -155,6 +155,7 @@ fn shapes(depth: u32) -> Vec<Shape> {
                     start,
                     ext,
                     soft,
+                    ..Shape::default()
                 });
             }
         }

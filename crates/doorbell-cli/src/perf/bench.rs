@@ -104,7 +104,7 @@ impl Benches {
             // The thread that measures is the HCA.
             (_, Test::Forward) if self.cores_free => HcaCores::Caller,
             // Two ends and an engine on two processors would wait for the scheduler.
-            (_, Test::PutLat | Test::SignalLat) if self.cores_free && cpus < 3 => HcaCores::Caller,
+            (_, test) if test.plays_two() && self.cores_free && cpus < 3 => HcaCores::Caller,
             _ => self.cores,
         };
         self.get((gpu, cores))
@@ -113,7 +113,7 @@ impl Benches {
     /// The bench of the second process of a run of `test`, by its name: it plays an end of ping-pongs, and moves no more than that
     /// otherwise.
     pub(crate) fn of_peer(&mut self, test: &str) -> Result<Rc<Bench>> {
-        let plays = [Test::PutLat, Test::SignalLat]
+        let plays = [Test::PutLat, Test::SignalLat, Test::SendLat, Test::SendBw]
             .iter()
             .any(|t| test.contains(t.name()));
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);

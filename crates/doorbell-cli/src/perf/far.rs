@@ -24,6 +24,8 @@ pub(crate) enum Order {
     Connect {
         over: Over,
         depth: u32,
+        /// Receives of each; 0: no receive queue.
+        receives: u32,
         endpoints: Vec<Vec<u8>>,
     },
     /// Fill the windows.
@@ -44,6 +46,10 @@ pub(crate) enum Order {
     Play(Box<super::latency::PlayOrder>),
     /// Wait for its end: answered with its [`super::end::Faults`].
     Played,
+    /// Receive messages into the windows, and answer them.
+    Echo(super::messages::EchoOrder),
+    /// Wait for its end.
+    Echoed,
     /// Forget windows and queue pairs.
     Clear,
     /// Answered with what RoCE connections and ports have counted since the queue pairs were made, by name.

@@ -34,7 +34,7 @@ const LAUNCH_BYTES: u64 = 256 << 20;
 const WARM_UP: u64 = 16;
 
 /// How many rounds a launch has.
-fn rounds(case: &Case, left: u64) -> u64 {
+pub(crate) fn rounds(case: &Case, left: u64) -> u64 {
     let most = if case.check && case.size > 8 {
         // Each launch checks one payload: more launches, more payloads.
         256
@@ -45,10 +45,10 @@ fn rounds(case: &Case, left: u64) -> u64 {
 }
 
 /// Samples for which a launch has room.
-struct Samples(Memory);
+pub(crate) struct Samples(Memory);
 
 impl Samples {
-    fn new(bench: &Bench) -> Result<Self> {
+    pub(crate) fn new(bench: &Bench) -> Result<Self> {
         Ok(Self(
             bench
                 .device
@@ -56,8 +56,13 @@ impl Samples {
         ))
     }
 
+    /// The pointer that kernels take.
+    pub(crate) fn device_addr(&self) -> u64 {
+        self.0.device_addr()
+    }
+
     /// The first `n`, without the warm-up, divided by `by`.
-    fn collect(&self, n: u64, by: u64, into: &mut Vec<u64>) -> Result<()> {
+    pub(crate) fn collect(&self, n: u64, by: u64, into: &mut Vec<u64>) -> Result<()> {
         let mut bytes = vec![0; 8 * n as usize];
         self.0.read(0, &mut bytes)?;
         let skip = WARM_UP.min(n / 4) as usize;
@@ -160,7 +165,7 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
     end.send_key = near.reach().key;
     end.remote_addr = far.reach().addr + layout.lead();
     end.remote_key = far.reach().key;
-    end.samples = samples.0.device_addr();
+    end.samples = samples.device_addr();
     end.status = statuses.addr();
     launches(context, case, tally, |_, number, n, tally| {
         let source = Picture::source(case.seed, number);
@@ -309,7 +314,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             &near,
             export.handle_of(0),
             &there,
-            samples.0.device_addr(),
+            samples.device_addr(),
             statuses.addr(),
         );
         let (params, blocks) = match &far {

@@ -14,6 +14,7 @@ mod engine;
 mod far;
 mod forward;
 mod latency;
+mod messages;
 pub(crate) mod peer;
 mod perftest;
 mod pipe;
@@ -193,6 +194,7 @@ fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
     match case.test {
         Test::PutBw | Test::GetBw | Test::AtomicRate => rate::run(context, case),
         Test::PutLat | Test::GetLat | Test::SignalLat => latency::run(context, case),
+        Test::SendBw | Test::SendLat => messages::run(context, case),
         Test::Forward => forward::run(context, case),
         Test::Post => post::run(context, case),
     }

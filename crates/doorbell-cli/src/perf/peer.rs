@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use doorbell::{CqKind, Device, Endpoint, Export, LinkKind, Peer, Qp};
+use doorbell::{CqKind, Device, Endpoint, Export, LinkKind, Peer, Qp, QpHandle};
 use doorbell_gpu::Dims;
 use serde::Serialize;
 
@@ -18,6 +18,7 @@ use super::counters;
 use super::end::{End, Faults};
 use super::far::{Order, Over};
 use super::latency::{PlayOrder, alone, end_params};
+use super::messages::{EchoOrder, Echoing};
 use super::pipe::Answer;
 use super::running::{Running, Statuses, Watch, first_failure};
 use super::side::Side;
@@ -29,6 +30,7 @@ use crate::cputime::CpuClock;
 struct State<'b> {
     // Dropped first: a kernel uses what follows.
     playing: Option<Playing<'b>>,
+    echoing: Option<Echoing<'b>>,
     bench: &'b Bench,
     timeout: Duration,
     sessions: HashMap<u32, Peer>,
@@ -170,6 +172,7 @@ pub(crate) fn session(
         qps: Vec::new(),
         export: None,
         playing: None,
+        echoing: None,
         clock: None,
     };
     let driven = bench.device.is_caller_driven().then_some(&bench.device);
@@ -223,8 +226,9 @@ impl State<'_> {
             Order::Connect {
                 over,
                 depth,
+                receives,
                 endpoints,
-            } => ok(self.connect(over, depth, &endpoints)?),
+            } => ok(self.connect(over, depth, receives, &endpoints)?),
             Order::Paint(picture) => ok(self.side()?.paint(&picture)?),
             Order::Verify(picture) => ok(self.side()?.verify(&picture)?),
             Order::Sabotage => ok(self.side()?.sabotage()?),
@@ -243,6 +247,8 @@ impl State<'_> {
             }
             Order::Play(order) => ok(self.play(*order)?),
             Order::Played => ok(self.played(orders)?),
+            Order::Echo(order) => ok(self.echo(&order)?),
+            Order::Echoed => ok(self.echoed(orders)?),
             Order::Counters => ok(counters::read(&self.bench.device, &self.qps)),
             // Handled by whoever reads the orders.
             Order::Goodbye { .. } => ok(()),
@@ -260,8 +266,15 @@ impl State<'_> {
         self.side.as_ref().context("there is no memory yet")
     }
 
-    fn connect(&mut self, over: Over, depth: u32, endpoints: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+    fn connect(
+        &mut self,
+        over: Over,
+        depth: u32,
+        receives: u32,
+        endpoints: &[Vec<u8>],
+    ) -> Result<Vec<Vec<u8>>> {
         let builder = self.bench.pd.qp().depth(depth).cq(CqKind::Collapsed);
+        let builder = builder.receive_queue(receives);
         let mut own = Vec::new();
         for bytes in endpoints {
             let theirs = Endpoint::from_bytes(bytes)?;
@@ -282,20 +295,43 @@ impl State<'_> {
         Ok(own)
     }
 
-    fn play(&mut self, order: PlayOrder) -> Result<()> {
-        let end = self.end.as_ref().context("there is no end to play yet")?;
+    /// The first queue pair, exported.
+    fn handle(&mut self) -> Result<QpHandle> {
         let Some(qp) = self.qps.first() else {
             bail!("there is no queue pair yet");
         };
         if self.export.is_none() {
             self.export = Some(qp.export()?);
         }
-        let Some(export) = &self.export else {
-            bail!("the queue pair could not be exported");
-        };
+        let export = self.export.as_ref();
+        Ok(export
+            .context("the queue pair could not be exported")?
+            .handle())
+    }
+
+    fn echo(&mut self, order: &EchoOrder) -> Result<()> {
+        let handle = self.handle()?;
+        let side = self.side()?;
+        let statuses = Statuses::new(self.bench, 1)?;
+        let (reach, status) = (side.reach(), statuses.addr());
+        // SAFETY: queue, memory and status are of this bench and stay until the launch was waited for (`echoed`), or it is
+        // dropped, which waits.
+        let running = unsafe { order.start(self.bench, handle, &reach, status)? };
+        self.echoing = Some(Echoing { running, statuses });
+        Ok(())
+    }
+
+    fn echoed(&mut self, orders: &dyn Orders) -> Result<()> {
+        let echoing = self.echoing.take().context("nothing is being received")?;
+        echoing.finish(&self.qps, self.timeout, &mut |_| orders.interrupted())
+    }
+
+    fn play(&mut self, order: PlayOrder) -> Result<()> {
+        let handle = self.handle()?;
+        let end = self.end.as_ref().context("there is no end to play yet")?;
         end.paint(&order, 1)?;
         let statuses = Statuses::new(self.bench, 1)?;
-        let params = end_params(end, export.handle(), &order.other, 0, statuses.addr());
+        let params = end_params(end, handle, &order.other, 0, statuses.addr());
         let params = alone(&order, 1, params);
         // SAFETY: the structure is this kernel's; queue, memory and status are of this bench and stay until the
         // launch was waited for (`played`), or it is dropped, which waits.

@@ -1,13 +1,15 @@
 //! Queue pairs of a case: made, connected over its link, exported to its kernel.
 
 use anyhow::Result;
-use doorbell::{CqKind, Endpoint, Export, ExportLayout, LinkKind, Qp, Reset, export_array};
+use doorbell::{
+    CqKind, Endpoint, Export, ExportLayout, LinkKind, Qp, Reset, connect_pair, export_array,
+};
 
 use super::bench::Bench;
 use super::far::{Order, Over};
 use super::pipe::Partner;
 use super::plan::Case;
-use crate::args::{CqMode, Handler, Link};
+use crate::args::{CqMode, Handler, Link, Test};
 
 /// The handler in the host library's words.
 fn handler(handler: Handler) -> doorbell::Handler {
@@ -27,6 +29,7 @@ pub(crate) fn build(bench: &Bench, case: &Case, count: u32) -> Result<Vec<Qp<Res
     let builder = bench
         .pd
         .qp()
+        .receive_queue(receives(case))
         .depth(case.depth)
         .cq(cq)
         .handler(handler(case.handler));
@@ -65,6 +68,7 @@ pub(crate) fn make(
             let order = Order::Connect {
                 over,
                 depth: case.depth,
+                receives: receives(case),
                 endpoints,
             };
             let theirs: Vec<Vec<u8>> = partner.ask("connect its queue pairs", &order)?;
@@ -86,6 +90,33 @@ pub(crate) fn make(
                 })
                 .collect()
         }
+    }
+}
+
+/// Receives of each queue pair of a case.
+fn receives(case: &Case) -> u32 {
+    match case.test {
+        Test::SendBw | Test::SendLat => super::messages::RECEIVES,
+        _ => 0,
+    }
+}
+
+/// A queue pair for messages to the peer process; or two, connected to each other.
+pub(crate) fn messages(
+    bench: &Bench,
+    case: &Case,
+    partner: Option<&mut Partner>,
+) -> Result<Vec<Qp>> {
+    if partner.is_some() {
+        return make(bench, case, 1, partner);
+    }
+    let mut two = build(bench, case, 2)?;
+    match (two.pop(), two.pop()) {
+        (Some(b), Some(a)) => {
+            let (a, b) = connect_pair(a, b)?;
+            Ok(vec![a, b])
+        }
+        _ => anyhow::bail!("two queue pairs were to be made"),
     }
 }
 

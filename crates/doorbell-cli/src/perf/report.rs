@@ -153,6 +153,7 @@ impl Reporter {
             Test::GetBw | Test::GetLat => "gets",
             Test::AtomicRate => "fetch-and-adds",
             Test::SignalLat => "puts with signal",
+            Test::SendBw | Test::SendLat => "sends",
             Test::Forward => "messages forwarded",
             Test::Post => "puts posted",
         };
