@@ -460,6 +460,45 @@ pub(crate) fn interface(name: &str, request: u64) -> io::Result<[u8; 24]> {
     Ok(answer)
 }
 
+/// Name and IP address of each interface that is up, an entry an address.
+pub(crate) fn interface_addresses() -> io::Result<Vec<(String, IpAddr)>> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the call stores a list, which is given back below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut all = Vec::new();
+    let mut next = list;
+    // SAFETY: until the list is given back, every link is null or a valid element.
+    while let Some(one) = unsafe { next.as_ref() } {
+        next = one.ifa_next;
+        if one.ifa_addr.is_null() || one.ifa_flags & libc::IFF_UP as u32 == 0 {
+            continue;
+        }
+        // SAFETY: an address begins with its family.
+        let family = i32::from(unsafe { (*one.ifa_addr).sa_family });
+        let ip = match family {
+            libc::AF_INET => {
+                // SAFETY: the family says that it is a sockaddr_in.
+                let addr = unsafe { one.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                IpAddr::V4(Ipv4Addr::from(addr.sin_addr.s_addr.to_ne_bytes()))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: the family says that it is a sockaddr_in6.
+                let addr = unsafe { one.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                IpAddr::V6(Ipv6Addr::from(addr.sin6_addr.s6_addr))
+            }
+            _ => continue,
+        };
+        // SAFETY: names are terminated strings of the list.
+        let name = unsafe { std::ffi::CStr::from_ptr(one.ifa_name) };
+        all.push((name.to_string_lossy().into_owned(), ip));
+    }
+    // SAFETY: it came from getifaddrs, and nothing of it is used any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(all)
+}
+
 /// A socket for whole Ethernet frames of one interface; frames that go out there are not seen.
 pub(crate) fn packet_socket(index: u32, program: &[Filter]) -> io::Result<std::os::fd::OwnedFd> {
     use std::os::fd::{AsFd, FromRawFd, OwnedFd};

@@ -128,6 +128,12 @@ fn peer_a_link_that_goes_down_costs_packets_only() {
     veth();
     let mut udp = open("udp://10.9.0.1:4791");
     assert_eq!(doorbell_port::path_mtu(udp.mtu()), 1024);
+    // There is no default route here: what counts is the interface.
+    for (mtu, path_mtu) in [(800, 512), (4200, 4096), (1500, 1024)] {
+        ip(&format!("link set va mtu {mtu}"));
+        let port = open("udp://10.9.0.1");
+        assert_eq!(doorbell_port::path_mtu(port.mtu()), path_mtu);
+    }
     let mut frames = open("raw:vb?ip=10.9.0.2");
     let mut request = PathRequest::new(frames.local_addr());
     request.deadline = LIMIT;

@@ -224,20 +224,29 @@ fn route(from: IpAddr, peer: SocketAddr) -> io::Result<(IpAddr, usize)> {
     Ok((probe.local_addr()?.ip(), mtu.max(0) as usize))
 }
 
-/// The MTU of the interface with our address. Towards itself a host has its loopback's, so another address is asked for: what a
-/// port without peers can say is a guess, and a path's own MTU counts. 1500 where nothing is known.
+/// The MTU of the interface with our address; of all that have one, the smallest, if the port listens on all. 1500 where nothing is known.
 fn interface_mtu(local: SocketAddr) -> usize {
-    const LIKELY: usize = 1500;
-    if local.ip().is_loopback() {
-        return route(local.ip(), local).map_or(LIKELY, |(_, mtu)| mtu);
-    }
-    let anyone: SocketAddr = if local.is_ipv4() {
-        // Addresses for documentation: never sent to, but they have a route.
-        SocketAddr::from(([192, 0, 2, 1], 9))
-    } else {
-        SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], 9))
+    let everywhere = local.ip().is_unspecified();
+    let ours = |ip: IpAddr| {
+        if everywhere {
+            ip.is_ipv4() == local.is_ipv4() && !ip.is_loopback()
+        } else {
+            // All of 127.0.0.0/8 is loopback's.
+            ip == local.ip() || ip.is_loopback() && local.ip().is_loopback()
+        }
     };
-    route(local.ip(), anyone).map_or(LIKELY, |(_, mtu)| mtu)
+    let mtu = |name: &str| {
+        let answer = sys::interface(name, libc::SIOCGIFMTU).ok()?;
+        let mtu = i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+        usize::try_from(mtu).ok()
+    };
+    sys::interface_addresses()
+        .unwrap_or_default()
+        .iter()
+        .filter(|(_, ip)| ours(*ip))
+        .filter_map(|(name, _)| mtu(name))
+        .min()
+        .unwrap_or(1500)
 }
 
 /// Why a bind failed.
