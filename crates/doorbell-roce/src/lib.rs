@@ -17,9 +17,12 @@
 //! * **ACKs are coalesced**: all that can be acknowledged when the connection is next asked for a packet is one ACK, never past the answer to
 //!   a READ or atomic that is still to be sent.
 //! * **READs** go out in pieces of at most a quarter of the window, so that a long answer cannot overrun the requester's receive buffer.
-//! * **Time-outs** grow from try to try, and their sum is 4.096 µs · 2^timeout · (retry count + 1), after which the message fails.
-//! * **Congestion**: a CNP, a NAK and a time-out halve the window of unacknowledged packets (at most once a round trip's worth of packets); each
-//!   acknowledged window gives back one packet and an eighth.
+//! * **Time-outs** double from try to try, from an eighth of 4.096 µs · 2^timeout on (more where few retries share the time). Their sum is
+//!   4.096 µs · 2^timeout · (retry count + 1), after which the message fails.
+//! * **Congestion**: a CNP (one in 50 µs), a NAK and a time-out halve the window of unacknowledged packets; each acknowledged window gives back
+//!   one packet and an eighth.
+//! * **Order**: a READ's memory is read when its answer is made, so a WRITE or atomic behind it may be seen by it, as the specification allows;
+//!   a fence orders them.
 //! * **A refused request** (NAK other than sequence or receiver-not-ready) stops the responder, as the specification has it.
 
 #![forbid(unsafe_code)]

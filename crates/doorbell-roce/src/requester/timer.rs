@@ -29,10 +29,12 @@ pub(crate) enum Expired {
 impl Timer {
     pub(crate) fn new(config: &Config) -> Self {
         let total = config.patience_ns();
-        // 1 + 2 + 4 + … of retry_cnt + 1 intervals.
+        // 1 + 2 + 4 + … of retry_cnt + 1 intervals; but the first not shorter than an eighth of the configured time-out: a peer that shares its
+        // cores with others may not run for milliseconds, and what is sent again meanwhile is in its way.
         let units = (2_u64 << config.retry_cnt) - 1;
+        let shortest = (4096_u64 << config.timeout) / 8;
         Self {
-            unit: total.map_or(ENDLESS.0, |t| (t / units).max(1)),
+            unit: total.map_or(ENDLESS.0, |t| (t / units).max(shortest)),
             total,
             retries: u32::from(config.retry_cnt),
             tries: 0,
@@ -119,7 +121,11 @@ mod tests {
                 }
             };
             assert_eq!(end - 1_000, (4096 << 14) * (u64::from(retry_cnt) + 1));
-            assert_eq!(tries, retry_cnt, "each of them was used");
+            // With an eighth of the time-out as the first, five or six fill the time of seven or eight.
+            assert!(
+                (retry_cnt.min(5)..=retry_cnt).contains(&tries),
+                "{tries} of {retry_cnt}"
+            );
         }
     }
 
