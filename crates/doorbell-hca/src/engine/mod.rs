@@ -104,9 +104,6 @@ impl Core {
         if !self.dma.is_idle() {
             turns += self.collect_copies(inner);
         }
-        if self.roce.is_some() {
-            turns += self.roce_receive(inner);
-        }
         let Self {
             qps,
             listed,
@@ -154,7 +151,7 @@ impl Core {
             turns += self.receive(inner);
         }
         if self.roce.is_some() {
-            turns += self.roce_drive(inner);
+            turns += self.roce_turn(inner, turns != 0);
         }
         let rounds = slot.rounds.load(Ordering::Relaxed).wrapping_add(1);
         slot.rounds.store(rounds, Ordering::Relaxed);

@@ -1,7 +1,11 @@
 //! RoCE in an engine core: one packet port, and the connections of the queue pairs of this core.
 //!
-//! A round takes what arrived to the connections, lets the queue pairs post what was rung (`link`), and then asks each connection for
-//! its packets, its time-outs and what became of its messages. Nothing here waits, and what a stranger sends costs a look-up and a count.
+//! A round lets the queue pairs post what was rung (`link`) and sends that; then it takes what arrived to the connections, and asks each for
+//! its packets, its time-outs and what became of its messages. So a poster's packets do not wait for a look at the socket, and time-outs come
+//! after what arrived. Nothing here waits, and what a stranger sends costs a look-up and a count.
+//!
+//! A packet costs the kernel far more than it costs us. Where each request has been answered by a message of our own in the very next round
+//! (a ping-pong whose caller drives the engine), the acknowledgement is held for that round and travels with the message, in one train.
 
 mod flight;
 mod link;
@@ -13,7 +17,7 @@ use std::time::Instant;
 
 use doorbell_port::{Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
-use doorbell_wire::roce::{Bth, Packet};
+use doorbell_wire::roce::{Bth, Kind, Packet};
 
 pub(super) use flight::Flight;
 pub(crate) use link::Link;
@@ -28,6 +32,19 @@ use crate::roce::{RoceCounters, StrangerCounters, plain};
 const BATCHES: usize = 4;
 /// Packets that one connection may send in one round, before the next has its turn.
 const SHARE: usize = 128;
+/// A call that brought fewer packets than this has very likely emptied the socket.
+const FEW: usize = 16;
+/// Requests in a row that were answered in the next round, after which acknowledgements are held for one.
+const ANSWERS: u8 = 4;
+
+/// When connections are asked for packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Queue pairs have posted; what arrived since has not been looked at.
+    Posted,
+    /// What arrived has been handled.
+    Heard,
+}
 
 /// Queue pair numbers are spread by themselves.
 #[derive(Default)]
@@ -62,6 +79,7 @@ pub(crate) struct CorePort {
     /// Whose turn to send comes first.
     first: usize,
     epoch: Instant,
+    round: u64,
     strangers: StrangerCounters,
     /// The port failed; why.
     down: Option<String>,
@@ -86,12 +104,13 @@ impl CorePort {
             links: Vec::new(),
             first: 0,
             epoch: Instant::now(),
+            round: 1,
             strangers: StrangerCounters::default(),
             down: None,
         }
     }
 
-    pub(super) fn counters(&self) -> RoceCounters {
+    fn counters(&self) -> RoceCounters {
         RoceCounters {
             port: self.port.counters(),
             strangers: self.strangers,
@@ -115,7 +134,7 @@ impl CorePort {
     }
 
     /// Is there anything that may send or receive?
-    pub(super) fn is_idle(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.links.is_empty()
     }
 
@@ -125,20 +144,21 @@ impl CorePort {
     }
 
     /// Gives packets that arrived to their connections. Returns how many there were.
-    pub(super) fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
+    fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
         let mut taken = 0;
         if self.down.is_some() {
             return 0;
         }
         for _ in 0..BATCHES {
-            match self.port.recv(&mut self.rx) {
+            let came = match self.port.recv(&mut self.rx) {
                 Ok(0) => break,
-                Ok(n) => taken += n as u64,
+                Ok(n) => n,
                 Err(e) => {
                     self.down = Some(e.to_string());
                     break;
                 }
-            }
+            };
+            taken += came as u64;
             let now = self.now();
             for packet in self.rx.iter() {
                 let qp = Bth::peek_dest_qp(packet.bytes)
@@ -160,6 +180,9 @@ impl CorePort {
                 } else {
                     match Packet::parse(packet.bytes) {
                         Ok(parsed) => {
+                            if matches!(parsed.kind, Kind::Write | Kind::Send) {
+                                link.pace.heard = self.round;
+                            }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
                         }
@@ -167,12 +190,26 @@ impl CorePort {
                     }
                 }
             }
+            if came < FEW {
+                break;
+            }
         }
         taken
     }
 
+    /// One round. `posted`: queue pairs may have posted something.
+    fn turn(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner, posted: bool) -> u64 {
+        self.round += 1;
+        let mut done = 0;
+        if posted {
+            done += self.drive(qps, inner, Stage::Posted);
+        }
+        done += self.receive(qps, inner);
+        done + self.drive(qps, inner, Stage::Heard)
+    }
+
     /// Asks every connection for what became of its messages and for its packets, and sends those. Returns how much there was.
-    pub(super) fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
+    fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner, stage: Stage) -> u64 {
         let now = self.now();
         let mut done = 0;
         let mut i = 0;
@@ -205,7 +242,7 @@ impl CorePort {
                 done += 1;
                 continue;
             }
-            done += self.send_of(qp, inner, now);
+            done += self.send_of(qp, inner, now, stage);
             done += qp.reap(inner);
         }
         if !self.tx.is_empty() {
@@ -215,12 +252,15 @@ impl CorePort {
     }
 
     /// The packets of one connection into the batch.
-    fn send_of(&mut self, qp: &mut EngineQp, inner: &Inner, now: u64) -> u64 {
+    fn send_of(&mut self, qp: &mut EngineQp, inner: &Inner, now: u64, stage: Stage) -> u64 {
         let Some((link, mut memory)) = qp.cold.link(inner) else {
             return 0;
         };
-        if link.connection.timeout().is_some_and(|at| at <= now) {
+        if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
+        }
+        if link.pace.hold(stage == Stage::Heard, self.round) {
+            return 0;
         }
         let mut sent = 0;
         for _ in 0..SHARE {
@@ -314,22 +354,12 @@ impl EngineQp {
 }
 
 impl super::Core {
-    /// Packets in, before the queue pairs' turns.
+    /// Packets out, packets in, and messages complete, after the queue pairs' turns.
     #[cold]
-    pub(super) fn roce_receive(&mut self, inner: &Inner) -> u64 {
+    pub(super) fn roce_turn(&mut self, inner: &Inner, posted: bool) -> u64 {
         let Self { qps, roce, .. } = self;
         match roce {
-            Some(roce) if !roce.is_idle() => roce.receive(qps, inner),
-            _ => 0,
-        }
-    }
-
-    /// Packets out and messages complete, after the queue pairs' turns.
-    #[cold]
-    pub(super) fn roce_drive(&mut self, inner: &Inner) -> u64 {
-        let Self { qps, roce, .. } = self;
-        match roce {
-            Some(roce) if !roce.is_idle() => roce.drive(qps, inner),
+            Some(roce) if !roce.is_idle() => roce.turn(qps, inner, posted),
             _ => 0,
         }
     }

@@ -1,0 +1,402 @@
+//! What a put over packets costs: two HCAs of one process over UDP loopback, both driven by this thread, so that nothing but their work
+//! (and the kernel's) is measured: no scheduler, no second CPU. The bare UDP echo of the same run is the base of the round trip.
+//!
+//! `cargo run --release -p doorbell-hca --example roce_link_rate [-- --only NAME] [--seconds S] [--mtu BYTES]`; names: `put8`, `put8x1`,
+//! `get8`, `send8`, `put64k`, `put1m`, `get1m`, `trip`, `threads8`, `threads1m`.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use doorbell_device::layout::{CqKind, NicHandler};
+use doorbell_hca::roce::transport::{Config, Mtu};
+use doorbell_hca::roce::{PortConfig, RoceTarget};
+use doorbell_hca::{
+    Access, Addressing, Cores, CqConfig, Destination, DoorbellWord, Driver, Hca, HcaConfig, HcaQp,
+    Memory, Mr, MrConfig, OnError, QpConfig, Shared,
+};
+use doorbell_wire::roce::{Psn, Transport};
+use doorbell_wire::{Local, Remote, Wqe};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOG_DEPTH: u8 = 10;
+const DEPTH: u64 = 1 << LOG_DEPTH;
+
+#[repr(align(64))]
+struct Line([AtomicU64; 8]);
+
+#[derive(Clone)]
+struct Block(Arc<[Line]>);
+
+impl Block {
+    fn new(bytes: usize) -> Self {
+        let lines = bytes.div_ceil(64);
+        Self((0..lines).map(|_| Line(Default::default())).collect())
+    }
+
+    fn ptr(&self) -> Shared<u8> {
+        Shared::from_ptr(self.0.as_ptr().cast_mut().cast()).expect("not null")
+    }
+
+    fn word(&self, i: usize) -> &AtomicU64 {
+        &self.0[i / 8].0[i % 8]
+    }
+}
+
+/// An HCA, a queue pair, and the region its peer works on.
+struct Side {
+    hca: Hca,
+    driver: Driver,
+    qp: HcaQp,
+    port: doorbell_hca::roce::RocePort,
+    ring: Block,
+    cq: Block,
+    bell: Shared<u64>,
+    memory: Block,
+    mr: Mr,
+    pi: u64,
+    done: u64,
+}
+
+impl Side {
+    fn new(cores: Cores, bytes: usize) -> Self {
+        let config = match cores {
+            Cores::CallerDriven => HcaConfig::caller_driven(),
+            cores => HcaConfig {
+                cores,
+                ..HcaConfig::default()
+            },
+        };
+        let hca = Hca::new(config).expect("hca");
+        hca.add_host_doorbells(8).expect("doorbells");
+        let port: PortConfig = "udp://127.0.0.1".parse().expect("valid");
+        let port = hca.open_roce(0, &port).expect("port");
+        let pd = hca.alloc_pd();
+        let memory = Block::new(bytes);
+        let config = MrConfig {
+            memory: Memory::Host {
+                ptr: memory.ptr(),
+                len: bytes,
+                keep: Arc::new(memory.clone()),
+            },
+            access: Access::ALL,
+            addressing: Addressing::Zero,
+            pd,
+        };
+        // SAFETY: `keep` owns the memory, which is all atomics.
+        let mr = unsafe { hca.register(config) }.expect("register");
+        let (ring, cq) = (Block::new(64 << LOG_DEPTH), Block::new(64));
+        let slot = hca.reserve_doorbell(Some(0), None).expect("doorbell");
+        let bell = slot.word();
+        let config = QpConfig {
+            pd,
+            sq: ring.ptr(),
+            log_depth: LOG_DEPTH,
+            cq: CqConfig {
+                ring: cq.ptr(),
+                log_entries: LOG_DEPTH,
+                kind: CqKind::Collapsed,
+                cqn: hca.alloc_cqn().expect("cqn"),
+            },
+            handler: NicHandler::ProducerWord,
+            doorbell: DoorbellWord::Slot(slot),
+            record: None,
+            poll_record: false,
+            error_word: None,
+            rq: None,
+            core: Some(0),
+            on_error: OnError::Flush,
+            keep: Arc::new((ring.clone(), cq.clone())),
+        };
+        // SAFETY: `keep` owns all of it, sized as `config` says, and all of it is atomics.
+        let qp = unsafe { hca.create_qp(config) }.expect("qp");
+        Self {
+            driver: hca.driver(),
+            hca,
+            qp,
+            port,
+            ring,
+            cq,
+            bell,
+            memory,
+            mr,
+            pi: 0,
+            done: 0,
+        }
+    }
+
+    fn connect(&self, peer: &Self, mtu: Mtu) {
+        let target = RoceTarget {
+            peer: peer.port.local,
+            segments: peer.port.segments,
+            connection: Config {
+                transport: Transport::Rc,
+                dest_qpn: peer.qp.qpn().get(),
+                sq_psn: Psn::new(self.qp.qpn().get()),
+                rq_psn: Psn::new(peer.qp.qpn().get()),
+                path_mtu: mtu,
+                window: 256,
+                ..Config::default()
+            },
+            access: Access::ALL,
+        };
+        self.qp
+            .connect(Destination::Roce(Box::new(target)), PATIENCE)
+            .expect("connect");
+    }
+
+    fn put(&mut self, wqe: Wqe) {
+        let at = self.pi;
+        for (j, chunk) in wqe
+            .emit(at as u16, self.qp.qpn())
+            .iter()
+            .take(4)
+            .enumerate()
+        {
+            let word = ((at & (DEPTH - 1)) * 8) as usize + 2 * j;
+            self.ring.word(word).store(chunk.0[0], Ordering::Relaxed);
+            self.ring
+                .word(word + 1)
+                .store(chunk.0[1], Ordering::Relaxed);
+        }
+        self.pi += 1;
+    }
+
+    fn ring(&self) {
+        // SAFETY: the word belongs to the queue pair, which lives.
+        unsafe { self.bell.store_release(self.pi) };
+    }
+
+    /// Reads the collapsed CQE.
+    fn collect(&mut self) {
+        let tail = self.cq.word(7).load(Ordering::Acquire);
+        let newest = ((tail >> 32) as u16).swap_bytes();
+        assert_ne!(tail >> 52 & 0xf, 0xd, "an error CQE");
+        if tail >> 60 == 0 {
+            self.done += u64::from(newest.wrapping_add(1).wrapping_sub(self.done as u16));
+        }
+    }
+}
+
+struct Bench {
+    seconds: f64,
+    mtu: Mtu,
+}
+
+#[derive(Clone, Copy)]
+struct Load {
+    len: u32,
+    read: bool,
+    /// WQEs a doorbell.
+    batch: u64,
+    /// WQEs under way at most.
+    window: u64,
+    threads: bool,
+}
+
+impl Bench {
+    fn pair(&self, cores: Cores, bytes: usize) -> (Side, Side) {
+        let (a, b) = (Side::new(cores, bytes), Side::new(cores, bytes));
+        a.connect(&b, self.mtu);
+        b.connect(&a, self.mtu);
+        (a, b)
+    }
+
+    /// Messages a second.
+    #[inline(never)]
+    fn measured_rate(&self, load: Load) -> (f64, String) {
+        let slots = (1u64 << 18).div_ceil(u64::from(load.len)).clamp(2, 1024);
+        let bytes = (slots * u64::from(load.len)) as usize;
+        let cores = if load.threads {
+            Cores::Threads(1)
+        } else {
+            Cores::CallerDriven
+        };
+        let (mut a, b) = self.pair(cores, bytes.max(64));
+        let start = Instant::now();
+        while start.elapsed().as_secs_f64() < self.seconds {
+            for _ in 0..64 {
+                if a.pi + load.batch - a.done <= load.window {
+                    for i in 0..load.batch {
+                        let at = a.pi % slots * u64::from(load.len);
+                        let remote = Remote {
+                            addr: at,
+                            key: b.mr.key(),
+                        };
+                        let local = Local {
+                            addr: at,
+                            key: a.mr.key(),
+                            len: load.len,
+                        };
+                        let wqe = if load.read {
+                            Wqe::read(remote, local)
+                        } else {
+                            Wqe::write(remote, local)
+                        };
+                        a.put(wqe.expect("valid").signalled(i + 1 == load.batch));
+                    }
+                    a.ring();
+                }
+                if !load.threads {
+                    a.driver.poll();
+                    b.driver.poll();
+                }
+                a.collect();
+            }
+        }
+        let rate = a.done as f64 / start.elapsed().as_secs_f64();
+        let counted = a.qp.roce_counters(PATIENCE).expect("counters");
+        let port = a.hca.roce_counters(0).expect("counters");
+        let notes = counted.zip(port).map_or_else(String::new, |(c, p)| {
+            let calls = |n: &str| p.port.iter().find(|r| r.0 == n).map_or(0, |r| r.1);
+            format!(
+                "{:.1} packets sent a message, {} sent again, {} time-outs, {} receive calls",
+                c.tx_packets as f64 / a.done.max(1) as f64,
+                c.retransmitted_packets,
+                c.local_ack_timeout_err,
+                calls("recv_calls"),
+            )
+        });
+        (rate, notes)
+    }
+
+    /// Nanoseconds of a put of 8 bytes and a put back, both seen in memory.
+    #[inline(never)]
+    fn measured_trip(&self) -> f64 {
+        let (mut a, mut b) = self.pair(Cores::CallerDriven, 64);
+        let put = |from: &mut Side, to: &Side, n: u64| {
+            let remote = Remote {
+                addr: 0,
+                key: to.mr.key(),
+            };
+            let wqe = Wqe::write_inline(remote, &n.to_le_bytes()).expect("short");
+            from.put(wqe.signalled(true));
+            from.ring();
+        };
+        let (start, mut trips) = (Instant::now(), 0u64);
+        while start.elapsed().as_secs_f64() < self.seconds {
+            for _ in 0..64 {
+                trips += 1;
+                put(&mut a, &b, trips);
+                while b.memory.word(0).load(Ordering::Acquire) != trips {
+                    a.driver.poll();
+                    b.driver.poll();
+                }
+                put(&mut b, &a, trips);
+                while a.memory.word(0).load(Ordering::Acquire) != trips {
+                    b.driver.poll();
+                    a.driver.poll();
+                }
+            }
+        }
+        start.elapsed().as_nanos() as f64 / trips as f64
+    }
+
+    /// Nanoseconds of 8 bytes there and back over two sockets, by one thread.
+    #[inline(never)]
+    fn measured_echo(&self) -> f64 {
+        let (a, b) = (
+            UdpSocket::bind("127.0.0.1:0").expect("a port"),
+            UdpSocket::bind("127.0.0.1:0").expect("a port"),
+        );
+        a.connect(b.local_addr().expect("bound")).expect("connect");
+        b.connect(a.local_addr().expect("bound")).expect("connect");
+        let (start, mut trips) = (Instant::now(), 0u64);
+        let mut bytes = [0u8; 8];
+        while start.elapsed().as_secs_f64() < self.seconds {
+            for _ in 0..64 {
+                trips += 1;
+                a.send(&bytes).expect("send");
+                b.recv(&mut bytes).expect("receive");
+                b.send(&bytes).expect("send");
+                a.recv(&mut bytes).expect("receive");
+            }
+        }
+        start.elapsed().as_nanos() as f64 / trips as f64
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| {
+        let at = args.iter().position(|a| a == name)?;
+        args.get(at + 1).cloned()
+    };
+    let only = value("--only");
+    let mtu = value("--mtu").map_or(4096, |v| v.parse().expect("--mtu takes a number"));
+    let bench = Bench {
+        seconds: value("--seconds").map_or(1.0, |v| v.parse().expect("--seconds takes a number")),
+        mtu: Mtu::fitting(mtu).expect("a path MTU is at least 256"),
+    };
+    let wanted = |name: &str| only.as_deref().is_none_or(|o| o == name);
+    println!(
+        "path MTU {}, UDP loopback, one connection",
+        bench.mtu.bytes()
+    );
+    let load = |len, read, batch, window, threads| Load {
+        len,
+        read,
+        batch,
+        window,
+        threads,
+    };
+    for (name, what, load) in [
+        (
+            "put8",
+            "put 8, batch 32, one thread",
+            load(8, false, 32, 512, false),
+        ),
+        (
+            "put8x1",
+            "put 8, batch 1, one thread",
+            load(8, false, 1, 512, false),
+        ),
+        (
+            "get8",
+            "get 8, batch 32, one thread",
+            load(8, true, 32, 512, false),
+        ),
+        (
+            "put64k",
+            "put 64 KiB, one thread",
+            load(1 << 16, false, 4, 16, false),
+        ),
+        (
+            "put1m",
+            "put 1 MiB, one thread",
+            load(1 << 20, false, 1, 4, false),
+        ),
+        (
+            "get1m",
+            "get 1 MiB, one thread",
+            load(1 << 20, true, 1, 4, false),
+        ),
+        (
+            "threads8",
+            "put 8, batch 32, engine threads",
+            load(8, false, 32, 512, true),
+        ),
+        (
+            "threads1m",
+            "put 1 MiB, engine threads",
+            load(1 << 20, false, 1, 4, true),
+        ),
+    ] {
+        if wanted(name) {
+            let (rate, notes) = bench.measured_rate(load);
+            println!(
+                "{what:<34} {:>9.3} M/s {:>8.3} GB/s   {notes}",
+                rate / 1e6,
+                rate * f64::from(load.len) / 1e9
+            );
+        }
+    }
+    if wanted("trip") {
+        let (echo, trip) = (bench.measured_echo(), bench.measured_trip());
+        println!(
+            "round trip of 8 bytes: {trip:.0} ns, bare UDP echo {echo:.0} ns, ratio {:.2}",
+            trip / echo
+        );
+    }
+}
