@@ -64,9 +64,9 @@ pub(crate) struct StatArgs {
 pub(crate) struct ExplainArgs {
     /// What to run
     pub(crate) operation: Operation,
-    /// The mistake of the second run
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "rkey")]
-    pub(crate) bad: Bad,
+    /// The mistake of the second run [default: rkey; send, which carries none: lkey]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub(crate) bad: Option<Bad>,
 }
 
 const EXPLAIN: &str = "\
@@ -87,6 +87,8 @@ pub(crate) enum Operation {
     Signal,
     /// FETCH_ADD whose old value comes back
     Atomic,
+    /// SEND into memory that the target has posted
+    Send,
 }
 
 /// What is wrong in the second run of `explain`.

@@ -11,6 +11,7 @@ fn wrong_arguments_are_refused_with_a_remedy() {
         ("explain", 2, "<OPERATION>"),
         ("explain push", 2, "signal"),
         ("explain put --bad luck", 2, "rkey"),
+        ("explain send --bad rkey", 2, "--bad lkey"),
         ("perf put-bw --size 4Q", 2, "1024-based"),
         ("perf put-bw --size 64:8", 2, "backwards"),
         ("perf put-bw --depth 1000", 2, "nearest is 1024"),

@@ -5,7 +5,7 @@
 
 use doorbell::{Access, Syndrome, Vendor};
 use doorbell_wire::db::{self, Advance};
-use doorbell_wire::{Ctrl, Key, Payload, Piece, Request, WqeError};
+use doorbell_wire::{Ctrl, Key, Local, Payload, Piece, Request, WqeError};
 
 use super::fields::chunks;
 
@@ -44,7 +44,14 @@ pub(super) struct Queue {
     pub(super) far_pd: u32,
     /// Slots announced so far.
     pub(super) seen: u64,
+    /// Memory of the receive that the target has posted.
+    pub(super) receive: Option<Local>,
 }
+
+/// A message that is longer than the receive.
+const TOO_SHORT: (Syndrome, Vendor) = (Syndrome::REMOTE_INVAL_REQ, Vendor::BAD_LENGTH);
+/// Memory of a receive that may not be written.
+const REFUSED: (Syndrome, Vendor) = (Syndrome::REMOTE_OP, Vendor::LKEY_ACCESS);
 
 /// The list that is being made.
 struct List(Vec<Check>);
@@ -192,6 +199,22 @@ fn walk(
                 "{add} is added to the word atomically, then its old value is stored"
             ));
         }
+        Request::Send { local, .. } => {
+            let len = local.len();
+            pieces(list, &near, local, Access::NONE)?;
+            let Some(receive) = queue.receive else {
+                let text = "the target has no receive posted".to_owned();
+                return list.check(false, text, Syndrome::RNR_RETRY, Vendor::NO_RECEIVE);
+            };
+            let text = format!("the target's receive has room: {} bytes", receive.len);
+            let fits = u64::from(receive.len) >= len;
+            list.check(fits, text, TOO_SHORT.0, TOO_SHORT.1)?;
+            let target = Side::receive(queue, regions);
+            target.check(list, receive.key, receive.addr, len, Access::LOCAL_WRITE)?;
+            list.does(format!(
+                "{len} bytes are copied to where the receive says, and the target gets a CQE"
+            ));
+        }
         other => list.does(format!("{other}")),
     }
     list.does(match ctrl.signalled() {
@@ -261,6 +284,16 @@ impl<'a> Side<'a> {
             pd: queue.far_pd,
             word: "rkey",
             codes: codes.map(|vendor| (Syndrome::REMOTE_ACCESS, vendor)),
+        }
+    }
+
+    /// The target's own memory, named by its receive.
+    fn receive(queue: &Queue, regions: &'a [Region]) -> Self {
+        Self {
+            regions,
+            pd: queue.far_pd,
+            word: "the receive's lkey",
+            codes: [REFUSED; 4],
         }
     }
 

@@ -237,8 +237,29 @@ pub(super) fn seen(bytes: &[u8; 64]) -> Seen {
 pub(super) fn cqe(bytes: &[u8; 64]) -> Vec<Segment> {
     let chunks = chunks(bytes);
     let cqe = Cqe::parse(&chunks);
-    let opcode = Opcode::try_from(cqe.opcode).map_or("unknown", Opcode::name);
-    let mut fields = vec![field(32..44, "(unused)", "not written for sends")];
+    let receive = matches!(
+        cqe.tail.kind(),
+        Some(
+            Kind::ResponderWriteImm
+                | Kind::ResponderSend
+                | Kind::ResponderSendImm
+                | Kind::ResponderSendInval
+        )
+    );
+    let opcode = match Opcode::try_from(cqe.opcode) {
+        _ if receive => "none: a receive",
+        Ok(opcode) => opcode.name(),
+        Err(_) => "unknown",
+    };
+    let index = match receive {
+        true => format!("receive {}", cqe.tail.wqe_counter()),
+        false => format!("WQE {}", cqe.tail.wqe_counter()),
+    };
+    let count = match cqe.byte_cnt {
+        0 => "not told for this opcode".to_owned(),
+        n => n.to_string(),
+    };
+    let mut fields = vec![field(32..44, "(unused)", "no immediate")];
     match ErrorCqe::parse(&chunks) {
         Some(error) => fields.extend([
             field(44..54, "(unused)", "not written in errors"),
@@ -254,11 +275,7 @@ pub(super) fn cqe(bytes: &[u8; 64]) -> Vec<Segment> {
             ),
         ]),
         None => fields.extend([
-            field(
-                44..48,
-                "byte count",
-                format!("{} (0: not told)", cqe.byte_cnt),
-            ),
+            field(44..48, "byte count", count),
             field(48..56, "(unused)", "a timestamp on hardware"),
         ]),
     }
@@ -273,7 +290,7 @@ pub(super) fn cqe(bytes: &[u8; 64]) -> Vec<Segment> {
     fields.extend([
         field(56..57, "opcode", format!("{:#04x} {opcode}", cqe.opcode)),
         field(57..60, "QP number", format!("{:#08x}", cqe.qpn.get())),
-        field(60..62, "index", format!("WQE {}", cqe.tail.wqe_counter())),
+        field(60..62, "index", index),
         field(62..63, "signature", "not used"),
         field(
             63..64,

@@ -5,13 +5,13 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use doorbell::cpu::{self, CpuQueue, Post, Ticket};
 use doorbell::{
     Access, Addressing, AsyncError, CpuQp, Device, GpuSelect, Handler, Mr, Pd, Place, Qp,
     connect_pair,
 };
-use doorbell_device::{Error as DeviceError, Fetch, Local};
+use doorbell_device::{Error as DeviceError, Fetch, Local, Received};
 use doorbell_wire::{Key, Remote};
 
 use super::checks::{Queue, Region};
@@ -49,6 +49,8 @@ pub(super) struct Lab {
     locked: Mr,
     /// Slots executed since the last reset.
     pub(super) at: u64,
+    /// The receive that the target has posted and no message has taken.
+    waiting: Option<Ticket>,
 }
 
 /// What was posted, and how it ended.
@@ -62,7 +64,12 @@ pub(super) struct Acted {
     pub(super) cqe: [u8; 64],
     pub(super) ticket: Ticket,
     pub(super) outcome: Result<(), DeviceError>,
+    /// What the target's receive got, and its CQE.
+    pub(super) received: Option<(Received, [u8; 64])>,
 }
+
+/// Bytes of the receive that the target posts for a SEND.
+const RECEIVE: u32 = 64;
 
 impl Lab {
     pub(super) fn open() -> Result<Self> {
@@ -77,14 +84,10 @@ impl Lab {
             Ok(pd.register_with(&memory, access, Addressing::At(base))?)
         };
         let source = region(&here, SOURCE, Access::LOCAL_WRITE)?;
-        let target = region(
-            &there,
-            TARGET,
-            Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-        )?;
+        let target = region(&there, TARGET, Access::ALL)?;
         let locked = region(&there, LOCKED, Access::LOCAL_WRITE)?;
         let near = here.qp().depth(64).build()?;
-        let far = there.qp().depth(64).build()?;
+        let far = there.qp().depth(64).receive_queue(8).build()?;
         let (near, far) = connect_pair(near, far)?;
         let lab = Self {
             device,
@@ -94,6 +97,7 @@ impl Lab {
             target,
             locked,
             at: 0,
+            waiting: None,
         };
         lab.source.write(FROM as usize, MESSAGE)?;
         lab.target.write(WORD as usize, &WAS.to_ne_bytes())?;
@@ -121,7 +125,7 @@ impl Lab {
     /// Bytes at the place of the target that `operation` changes, or, of a `get`, of the source.
     pub(super) fn changed(&self, operation: Operation) -> Result<Vec<u8>> {
         let (mr, at, len) = match operation {
-            Operation::Put => (&self.target, TO, MESSAGE.len()),
+            Operation::Put | Operation::Send => (&self.target, TO, MESSAGE.len()),
             Operation::Get => (&self.source, OLD, FOUND.len()),
             Operation::Signal | Operation::Atomic => (&self.target, WORD, 8),
         };
@@ -147,6 +151,17 @@ impl Lab {
     pub(super) fn act(&mut self, operation: Operation, bad: Option<Bad>) -> Result<Acted> {
         if operation == Operation::Get {
             self.target.write(TO as usize, FOUND)?;
+        }
+        let mut target = CpuQp::new(&self.far)?;
+        let (_, receives) = target.queues()?;
+        if operation == Operation::Send && self.waiting.is_none() {
+            let memory = Local {
+                addr: TARGET + TO,
+                key: Key(self.target.key()),
+                len: u64::from(RECEIVE),
+            };
+            let posted = receives.recv_post(memory, cpu::deadline(PATIENCE));
+            self.waiting = Some(posted.map_err(|e| anyhow!("posting the receive: {e}"))?);
         }
         let mut cpu = CpuQp::new(&self.near)?;
         let queue = cpu
@@ -177,7 +192,25 @@ impl Lab {
         };
         let outcome = queue.wait(ticket, cpu::deadline(PATIENCE));
         self.at = ticket.0 + 1;
+        let receive = self.waiting.map(|_| doorbell_wire::Local {
+            addr: TARGET + TO,
+            key: Key(self.target.key()),
+            len: RECEIVE,
+        });
+        let mut received = None;
+        if let Some(waiting) = self.waiting {
+            let got = receives.recv_poll(waiting);
+            received = match got.map_err(|e| anyhow!("the target's receive: {e}"))? {
+                Some(got) => {
+                    self.waiting = None;
+                    let cq = self.far.recv_cq().context("the target has a receive CQ")?;
+                    Some((got, cq.peek(waiting.0 as u32)?))
+                }
+                None => None,
+            };
+        }
         Ok(Acted {
+            received,
             first: seen,
             wqes,
             record,
@@ -188,6 +221,7 @@ impl Lab {
                 pd: self.near.pd().number(),
                 far_pd: self.far.pd().number(),
                 seen,
+                receive,
             },
             cqe_before,
             cqe,
@@ -252,6 +286,7 @@ impl Lab {
                 };
                 queue.put_signal(good, source, there(WORD, 8), ADD, how)
             }
+            Operation::Send => queue.send(here(FROM, len), how),
             Operation::Atomic => queue.fetch_add(there(WORD, 8), ADD, old, how),
         }
     }

@@ -12,14 +12,14 @@ mod tests;
 
 use std::io::{self, IsTerminal, Write};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use self::checks::{Refusal, Region, rights};
 use self::fields::Seen;
 use self::lab::{ADD, Acted, FOUND, Lab, MESSAGE, WAS};
 use self::page::Page;
-use crate::Ended;
 use crate::args::{Bad, ExplainArgs, Operation};
+use crate::{Ended, WrongArguments};
 
 /// Explains.
 pub(crate) fn run(args: &ExplainArgs) -> Result<Ended> {
@@ -35,11 +35,21 @@ fn tell(out: &mut dyn Write, styled: bool, args: &ExplainArgs) -> Result<()> {
     let page = &mut Page::new(out, styled);
     let mut lab = Lab::open()?;
     let operation = args.operation;
+    let bad = match (operation, args.bad) {
+        (Operation::Send, None) => Bad::Lkey,
+        (Operation::Send, Some(bad)) if bad != Bad::Lkey => {
+            return Err(anyhow!(
+                "a SEND names no memory of the target: --bad lkey is the mistake that it can have"
+            )
+            .context(WrongArguments));
+        }
+        (_, bad) => bad.unwrap_or(Bad::Rkey),
+    };
     page.heading(title(operation))?;
     set_up(page, &lab)?;
     let good = well(page, &mut lab, operation)?;
     page.gap()?;
-    badly(page, lab, operation, args.bad, &good)
+    badly(page, lab, operation, bad, &good)
 }
 
 fn title(operation: Operation) -> &'static str {
@@ -47,6 +57,7 @@ fn title(operation: Operation) -> &'static str {
         Operation::Put => "put: bytes from the thread's side are written into the target's memory",
         Operation::Get => "get: bytes of the target's memory are read into the thread's side",
         Operation::Signal => "signal: a put, then an addition by which the target learns of it",
+        Operation::Send => "send: bytes go to memory that the target has posted for them",
         Operation::Atomic => "atomic: a word of the target goes up, its old value comes back",
     }
 }
@@ -97,6 +108,13 @@ fn well(page: &mut Page<'_>, lab: &mut Lab, operation: Operation) -> Result<Acte
     let before = lab.changed(operation)?;
     let acted = lab.act(operation, None)?;
 
+    if let Some(receive) = acted.queue.receive {
+        page.gap()?;
+        page.text(&format!(
+            "Before: the target posted a receive, {} bytes at {:#x}, by a data segment in its own ring and record.",
+            receive.len, receive.addr
+        ))?;
+    }
     page.stage(1, "The thread writes the work request (WQE) into its ring")?;
     for (i, wqe) in acted.wqes.iter().enumerate() {
         let segments = fields::wqe(wqe, &names);
@@ -140,6 +158,21 @@ fn well(page: &mut Page<'_>, lab: &mut Lab, operation: Operation) -> Result<Acte
         outcome(&acted)
     ))?;
     result(page, lab, operation, &before)?;
+    if let Some((received, cqe)) = &acted.received {
+        page.stage(6, "The target's receive completes")?;
+        page.text(&format!(
+            "recv_wait(ticket {}) returns {} bytes; the CQE of the receive queue:",
+            received.ticket.0, received.bytes
+        ))?;
+        let segments = fields::cqe(cqe);
+        for field in segments.iter().flat_map(|s| &s.fields) {
+            page.field(cqe, field)?;
+        }
+    }
+    ensure!(
+        acted.received.is_some() == (operation == Operation::Send),
+        "a receive completed for no SEND, or none for one"
+    );
     Ok(acted)
 }
 
@@ -200,9 +233,9 @@ fn outcome(acted: &Acted) -> String {
 fn result(page: &mut Page<'_>, lab: &Lab, operation: Operation, before: &[u8]) -> Result<()> {
     let after = lab.changed(operation)?;
     match operation {
-        Operation::Put | Operation::Get => {
+        Operation::Put | Operation::Get | Operation::Send => {
             let (place, expected) = match operation {
-                Operation::Put => ("target", MESSAGE),
+                Operation::Put | Operation::Send => ("target", MESSAGE),
                 _ => ("source", FOUND),
             };
             ensure!(
@@ -340,12 +373,14 @@ fn parties(
     let at = match operation {
         Operation::Put | Operation::Atomic => "its memory is as before",
         Operation::Get => "nobody read its memory",
+        Operation::Send => "its receive is still posted, and its memory as before",
         Operation::Signal => "the put arrived, the addition did not: its word is as before",
     };
+    ensure!(acted.received.is_none(), "a refused SEND took a receive");
     let told = match bad {
-        Bad::Lkey => "It is told nothing, with a NIC neither",
+        Bad::Lkey => "it is told nothing; nor would a NIC tell it",
         _ => {
-            "A NIC of its own would have found the mistake there, answered NAK, and put this queue pair into error as well"
+            "a NIC of its own would have found the mistake there, answered NAK, and put this queue pair into error as well"
         }
     };
     page.facts(&[
