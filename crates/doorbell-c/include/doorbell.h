@@ -174,8 +174,10 @@ typedef struct doorbell_qp_attr {
     uint32_t handler;   /* DOORBELL_HANDLER_* */
     uint32_t cq;        /* DOORBELL_CQ_* */
     uint32_t companion; /* slots of a companion queue, for put_counter; 0: none */
+    uint32_t receives;  /* receives of a receive queue, a power of two up to 32768; 0: no receive queue */
+    uint32_t receive_pieces; /* pieces of memory that a kernel may give to a receive, a power of two up to 32; 0: 1 */
 } doorbell_qp_attr;
-#define DOORBELL_QP_ATTR_INIT { sizeof(doorbell_qp_attr), 0, 0, 0, 0 }
+#define DOORBELL_QP_ATTR_INIT { sizeof(doorbell_qp_attr), 0, 0, 0, 0, 0, 0 }
 
 /* What a kernel gets. The first pointer is a queue pair in DOCA GPUNetIO's layout, which NVIDIA's device headers take; the second is
  * Doorbell's extension. Both are addresses in memory that the GPU reads. */
@@ -288,6 +290,36 @@ DOORBELL_API doorbell_status doorbell_cpu_compare_swap(doorbell_qp *qp, uint64_t
                                                        uint64_t result_address, uint32_t result_key, uint64_t timeout_ns, uint64_t *ticket);
 /* Waits until the request is complete: what it wrote is visible at its target, what it fetched is visible here. */
 DOORBELL_API doorbell_status doorbell_cpu_wait(doorbell_qp *qp, uint64_t ticket, uint64_t timeout_ns);
+
+/* Messages: what is sent takes a receive of the peer, which must have a receive queue. SEND goes to queue pairs of the same device (and, for Rust programs,
+ * over RoCE); between processes over shared memory only doorbell_cpu_write_imm does, and SEND fails (DOORBELL_ERR_COMPLETION). */
+DOORBELL_API doorbell_status doorbell_cpu_send(doorbell_qp *qp, uint64_t local_address, uint32_t local_key, uint64_t length, uint64_t timeout_ns,
+                                               uint64_t *ticket);
+DOORBELL_API doorbell_status doorbell_cpu_send_imm(doorbell_qp *qp, uint64_t local_address, uint32_t local_key, uint64_t length, uint32_t immediate,
+                                                   uint64_t timeout_ns, uint64_t *ticket);
+/* A put whose end takes a receive, which gets the immediate; the receive's own memory is not used. */
+DOORBELL_API doorbell_status doorbell_cpu_write_imm(doorbell_qp *qp, uint64_t remote_address, uint32_t remote_key, uint64_t local_address,
+                                                    uint32_t local_key, uint64_t length, uint32_t immediate, uint64_t timeout_ns, uint64_t *ticket);
+
+#define DOORBELL_ARRIVAL_WRITE_IMM 1u
+#define DOORBELL_ARRIVAL_SEND 2u
+#define DOORBELL_ARRIVAL_SEND_IMM 3u
+
+typedef struct doorbell_message {
+    size_t size;
+    uint32_t arrival;   /* DOORBELL_ARRIVAL_* */
+    uint32_t length;    /* bytes */
+    uint32_t immediate; /* in host order; 0 for DOORBELL_ARRIVAL_SEND */
+    uint32_t reserved;
+} doorbell_message;
+#define DOORBELL_MESSAGE_INIT { sizeof(doorbell_message), 0, 0, 0, 0 }
+
+/* Posts a receive for a message of at most length bytes (0: for messages without bytes). timeout_ns bounds the wait for one of those posted before to
+ * be taken, if the queue is full. */
+DOORBELL_API doorbell_status doorbell_cpu_recv_post(doorbell_qp *qp, uint64_t local_address, uint32_t local_key, uint64_t length, uint64_t timeout_ns,
+                                                    uint64_t *ticket);
+/* Waits for the message that takes the receive: its bytes are visible here then. Take it before as many receives as the queue has are posted after it. */
+DOORBELL_API doorbell_status doorbell_cpu_recv_wait(doorbell_qp *qp, uint64_t ticket, uint64_t timeout_ns, doorbell_message *message);
 
 #ifdef __cplusplus
 }

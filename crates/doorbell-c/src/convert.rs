@@ -65,7 +65,7 @@ pub(crate) fn of_device(error: doorbell_device::Error) -> Failure {
         Why::Completion { .. } | Why::QpError | Why::Closed | Why::EngineDown => Status::Completion,
         Why::TimedOut | Why::NoSpace => Status::TimedOut,
         Why::Invalid => Status::Invalid,
-        Why::Stuck => Status::State,
+        Why::Stuck | Why::Lapped => Status::State,
         _ => Status::Internal,
     };
     Failure::new(status, error)

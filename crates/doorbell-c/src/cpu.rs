@@ -15,7 +15,7 @@ use crate::qp::{CQp, queue};
 ///
 /// # Safety
 /// `ticket` is null or writable.
-unsafe fn post(
+pub(crate) unsafe fn post(
     entry: &str,
     qp: *mut CQp,
     timeout_ns: u64,
@@ -33,14 +33,14 @@ unsafe fn post(
     })
 }
 
-const fn remote(addr: u64, key: u32) -> Remote {
+pub(crate) const fn remote(addr: u64, key: u32) -> Remote {
     Remote {
         addr,
         key: Key(key),
     }
 }
 
-const fn local(addr: u64, key: u32, len: u64) -> Local {
+pub(crate) const fn local(addr: u64, key: u32, len: u64) -> Local {
     Local {
         addr,
         key: Key(key),

@@ -13,6 +13,7 @@ mod handle;
 pub mod memory;
 pub mod peer;
 pub mod qp;
+pub mod recv;
 mod status;
 pub mod types;
 

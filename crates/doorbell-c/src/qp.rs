@@ -148,6 +148,10 @@ pub unsafe extern "C" fn doorbell_qp_create(
             if attr.companion != 0 {
                 builder = builder.companion(attr.companion);
             }
+            builder = builder.receive_queue(attr.receives);
+            if attr.receive_pieces != 0 {
+                builder = builder.receive_pieces(attr.receive_pieces);
+            }
         }
         let queue = Queue {
             qp: builder.build()?.into(),

@@ -106,6 +106,23 @@ structures! {
         cq: u32,
         /// Slots of the companion queue; 0 for none.
         companion: u32,
+        /// Receives of the receive queue; 0 for none.
+        receives: u32,
+        /// Pieces of memory of a receive; 0 for 1.
+        receive_pieces: u32,
+    }
+    /// A message that took a receive.
+    doorbell_message {
+        /// `sizeof` of the caller.
+        size: usize,
+        /// `DOORBELL_ARRIVAL_*`.
+        arrival: u32,
+        /// Its bytes.
+        length: u32,
+        /// Its immediate.
+        immediate: u32,
+        /// Zero.
+        reserved: u32,
     }
     /// What a kernel gets (the device crate's `QpHandle`).
     doorbell_qp_t {
@@ -198,6 +215,9 @@ constants! {
     DOORBELL_QP_READY = 1;
     DOORBELL_QP_ERROR = 2;
     DOORBELL_QP_DESTROYED = 3;
+    DOORBELL_ARRIVAL_WRITE_IMM = 1;
+    DOORBELL_ARRIVAL_SEND = 2;
+    DOORBELL_ARRIVAL_SEND_IMM = 3;
     DOORBELL_ERROR_NONE = 0;
     DOORBELL_ERROR_COMPLETION = 1;
     DOORBELL_ERROR_CLOSED = 2;
@@ -222,7 +242,7 @@ macro_rules! versioned {
     };
 }
 
-versioned! { doorbell_device_attr doorbell_device_info doorbell_mr_info doorbell_qp_attr doorbell_qp_info doorbell_qp_error_info }
+versioned! { doorbell_device_attr doorbell_device_info doorbell_mr_info doorbell_qp_attr doorbell_qp_info doorbell_qp_error_info doorbell_message }
 
 /// The size a caller wrote into its structure, if it can be one.
 ///
@@ -325,6 +345,8 @@ mod tests {
             handler: 2,
             cq: 9,
             companion: 9,
+            receives: 9,
+            receive_pieces: 9,
         };
         // SAFETY: `attr` is a whole structure; `size` says less.
         let old = unsafe { read(&raw const attr) }.expect("an older caller");
@@ -362,6 +384,8 @@ mod tests {
                 handler: 0,
                 cq: 0,
                 companion: 0,
+                receives: 0,
+                receive_pieces: 0,
             };
             assert_eq!(
                 // SAFETY: refused before anything past `size` is read.

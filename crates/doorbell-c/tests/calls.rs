@@ -19,6 +19,10 @@ use doorbell_c::qp::{
     CQp, doorbell_qp_connect_local, doorbell_qp_create, doorbell_qp_destroy, doorbell_qp_error,
     doorbell_qp_export, doorbell_qp_query, doorbell_qp_reset,
 };
+use doorbell_c::recv::{
+    doorbell_cpu_recv_post, doorbell_cpu_recv_wait, doorbell_cpu_send, doorbell_cpu_send_imm,
+    doorbell_cpu_write_imm,
+};
 use doorbell_c::types::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -122,6 +126,67 @@ fn ready(rig: &Rig) -> *mut CQp {
     assert_eq!(status, OK, "{}", last_error());
     assert_eq!(doorbell_qp_connect_local(qp, qp), OK, "{}", last_error());
     qp
+}
+
+#[test]
+fn messages_take_receives() {
+    let rig = rig();
+    let (status, qp) = qp(&rig, |attr| {
+        attr.depth = 64;
+        attr.receives = 4;
+    });
+    assert_eq!(status, OK, "{}", last_error());
+    assert_eq!(doorbell_qp_connect_local(qp, qp), OK, "{}", last_error());
+    let (key, sent) = (rig.region.key, [9_u8; 100]);
+    let (mut got, mut ticket) = ([0_u8; 100], 0_u64);
+    // SAFETY: pointers to locals of the lengths given.
+    unsafe {
+        let mut message: doorbell_message = sized();
+        assert_eq!(
+            doorbell_mem_write(rig.mem, 0, sent.as_ptr().cast(), 100),
+            OK
+        );
+        let post = |ticket: &mut u64, length| {
+            doorbell_cpu_recv_post(qp, 1000, key, length, SECOND, &raw mut *ticket)
+        };
+        let take = |ticket, message: &mut doorbell_message| {
+            doorbell_cpu_recv_wait(qp, ticket, 10 * SECOND, &raw mut *message)
+        };
+        assert_eq!(post(&mut ticket, 100), OK, "{}", last_error());
+        let status = doorbell_cpu_send_imm(qp, 0, key, 100, 77, SECOND, null_mut());
+        assert_eq!(status, OK, "{}", last_error());
+        assert_eq!(take(ticket, &mut message), OK, "{}", last_error());
+        assert_eq!(
+            (message.arrival, message.length, message.immediate),
+            (DOORBELL_ARRIVAL_SEND_IMM, 100, 77)
+        );
+        assert_eq!(
+            doorbell_mem_read(rig.mem, 1000, got.as_mut_ptr().cast(), 100),
+            OK
+        );
+        assert_eq!(sent, got);
+        assert_eq!(post(&mut ticket, 0), OK);
+        let status = doorbell_cpu_write_imm(qp, 2000, key, 0, key, 8, 5, SECOND, null_mut());
+        assert_eq!(status, OK, "{}", last_error());
+        assert_eq!(take(ticket, &mut message), OK);
+        assert_eq!(
+            (message.arrival, message.length, message.immediate),
+            (DOORBELL_ARRIVAL_WRITE_IMM, 8, 5)
+        );
+        assert_eq!(post(&mut ticket, 8), OK);
+        assert_eq!(
+            doorbell_cpu_recv_wait(qp, ticket, SECOND / 50, &raw mut message),
+            Status::TimedOut as i32
+        );
+        // Longer than its receive.
+        assert_eq!(doorbell_cpu_send(qp, 0, key, 9, SECOND, null_mut()), OK);
+        assert_eq!(take(ticket, &mut message), Status::Completion as i32);
+    }
+    // Without a receive queue.
+    let without = ready(&rig);
+    // SAFETY: nothing is pointed at.
+    let status = unsafe { doorbell_cpu_recv_post(without, 0, key, 8, SECOND, null_mut()) };
+    assert_eq!(status, Status::Invalid as i32, "{}", last_error());
 }
 
 #[test]
