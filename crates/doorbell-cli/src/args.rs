@@ -452,7 +452,7 @@ pub(crate) struct RemoteArgs {
     /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
     #[arg(long, value_name = "HOST[:PORT]", help_heading = "Set-up")]
     pub(crate) connect: Option<String>,
-    /// Speak another program's exchange: perftest (ib_write_bw), whose client or, without
+    /// Speak another program's exchange: perftest (ib_write_bw, ib_send_bw), whose client or, without
     /// --connect, server this is then (TCP port 18515)
     #[arg(long, value_enum, value_name = "PROGRAM", help_heading = "Set-up")]
     pub(crate) peer: Option<PeerProgram>,
@@ -487,7 +487,7 @@ pub(crate) struct RemoteArgs {
 /// Programs whose exchange `perf` speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PeerProgram {
-    /// ib_write_bw of perftest 4.5 (put-bw)
+    /// ib_write_bw (put-bw) and ib_send_bw (send-bw) of perftest 4.5
     Perftest,
 }
 

@@ -223,6 +223,11 @@ impl Talk {
     /// The end.
     pub(crate) fn close(mut self) -> Result<()> {
         self.sync("its word that it is done")?;
+        self.done()
+    }
+
+    /// The end, once both sides have said that they are done.
+    pub(crate) fn done(mut self) -> Result<()> {
         // perftest writes this and reads nothing more.
         self.socket.write(b"done\0", "the end")
     }

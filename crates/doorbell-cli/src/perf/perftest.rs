@@ -1,15 +1,18 @@
-//! `--peer perftest`: one side of `ib_write_bw`, the other being that program.
+//! `--peer perftest`: one side of `ib_write_bw` (put-bw) or `ib_send_bw` (send-bw), the other being that program.
 //!
 //! As the client, the kernel's puts go to the buffer that the program offers, and the program is told the result. As the
-//! server, this side offers a buffer, lets its engine serve the program's WRITEs, and prints what the program reports.
+//! server, this side offers a buffer, lets its engine serve the program's WRITEs, and prints what the program reports. SENDs
+//! are posted and received by the CPU, as perftest does it.
 //! What is in the buffers is the program's own affair, so nothing is compared.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell::connect::gid_of_ip;
-use doorbell::{Access, Export, LinkKind, Place, Qp, Reset, export_array};
+use doorbell::cpu::{self, Post, deadline};
+use doorbell::{Access, CpuQp, Export, LinkKind, Place, Qp, Reset, export_array};
 use doorbell_gpu::Dims;
 use doorbell_kernels::params;
 
@@ -26,6 +29,10 @@ use crate::foreign::{Foreign, Listener, PORT, ROCE_PORT, Socket};
 /// perftest's own defaults for WRITEs.
 pub(crate) const SIZE: u64 = 65_536;
 const ITERS: u64 = 5000;
+/// And for SENDs.
+const SENDS: u64 = 1000;
+/// SENDs under way at most, as perftest has it.
+const SENDING: usize = 128;
 /// A client may measure for a long time.
 const RUN: Duration = Duration::from_secs(3600);
 
@@ -55,11 +62,11 @@ impl Peer {
             None => {
                 let stop = crate::serve::on_signals()?;
                 let listener = Listener::bind(PORT)?;
-                eprintln!("waiting on TCP port {PORT} for ib_write_bw");
+                eprintln!("waiting on TCP port {PORT} for {}", program(args.test));
                 let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
                 let socket = listener.accept(args.timeout, &stop)?;
                 (
-                    socket.context("a signal came before ib_write_bw did")?,
+                    socket.context("a signal came before the other side did")?,
                     Role::Server,
                 )
             }
@@ -93,9 +100,11 @@ impl Peer {
     ) -> Result<Measured> {
         let bench = benches.of(case)?;
         let connected = self.connect(&bench, case)?;
-        match self.role {
-            Role::Client => self.client(&bench, case, connected),
-            Role::Server => self.server(args, &bench, case, connected),
+        match (case.test, self.role) {
+            (Test::SendBw, Role::Client) => self.sender(&bench, case, connected),
+            (Test::SendBw, Role::Server) => self.receiver(&bench, case, connected),
+            (_, Role::Client) => self.client(&bench, case, connected),
+            (_, Role::Server) => self.server(args, &bench, case, connected),
         }
     }
 
@@ -140,9 +149,7 @@ impl Peer {
 
     fn client(mut self, bench: &Bench, case: &Case, connected: Connected) -> Result<Measured> {
         let Connected { qps, mr, theirs } = connected;
-        let Limit::Iters(iters) = case.limit else {
-            bail!("perftest is told a number of messages: use --iters");
-        };
+        let iters = told(case)?;
         let all: Vec<&Qp> = qps.iter().collect();
         let export: Export = export_array(&all, doorbell::ExportLayout::Spread)?;
         let statuses = Statuses::new(bench, 1)?;
@@ -196,6 +203,74 @@ impl Peer {
         Ok(tally.measured(case, bench, None))
     }
 
+    /// `ib_send_bw` as its client.
+    fn sender(mut self, bench: &Bench, case: &Case, connected: Connected) -> Result<Measured> {
+        let (qp, iters) = (connected.qp()?, told(case)?);
+        // The server has posted its receives now.
+        self.talk.sync("its word that it has posted its receives")?;
+        let mut cpu = CpuQp::new(qp)?;
+        let queue = cpu.queue()?;
+        let local = cpu::local(&connected.mr, 0, case.size);
+        let mut under_way = VecDeque::new();
+        let started = Instant::now();
+        for _ in 0..iters {
+            let by = deadline(case.timeout);
+            if under_way.len() >= SENDING
+                && let Some(oldest) = under_way.pop_front()
+            {
+                queue.wait(oldest, by).map_err(failed)?;
+            }
+            under_way.push_back(queue.send(local, Post::by(by)).map_err(failed)?);
+        }
+        queue.flush(deadline(case.timeout)).map_err(failed)?;
+        let took = started.elapsed();
+        self.talk.close()?;
+        Ok(tallied(bench, case, &connected, iters, took))
+    }
+
+    /// `ib_send_bw` as its server.
+    fn receiver(mut self, bench: &Bench, case: &Case, connected: Connected) -> Result<Measured> {
+        let (qp, iters) = (connected.qp()?, told(case)?);
+        let mut cpu = CpuQp::new(qp)?;
+        let (_queue, recv) = cpu.queues()?;
+        let local = cpu::local(&connected.mr, 0, case.size);
+        let mut posted = VecDeque::new();
+        let mut left = iters;
+        while left > 0 && posted.len() < super::messages::RECEIVES as usize {
+            let by = deadline(case.timeout);
+            posted.push_back(recv.recv_post(local, by).map_err(failed)?);
+            left -= 1;
+        }
+        self.talk.sync("its word that it is about to send")?;
+        let mut started = None;
+        while let Some(ticket) = posted.pop_front() {
+            let by = deadline(case.timeout);
+            let received = recv.recv_wait(ticket, by).map_err(failed)?;
+            started.get_or_insert_with(Instant::now);
+            ensure!(
+                u64::from(received.bytes) == case.size,
+                "a message of {} bytes came instead of {}: give both sides the same size",
+                received.bytes,
+                case.size
+            );
+            if left > 0 {
+                posted.push_back(recv.recv_post(local, by).map_err(failed)?);
+                left -= 1;
+            }
+        }
+        let took = started.map_or(Duration::ZERO, |s| s.elapsed());
+        self.talk.patience(case.timeout);
+        // Acknowledgements may still be wanted while the other side ends.
+        let mut drive = || {
+            while bench.device.poll() {}
+            Ok(())
+        };
+        self.talk
+            .sync_while("its word that the run is over", &mut drive)?;
+        self.talk.done()?;
+        Ok(tallied(bench, case, &connected, iters, took))
+    }
+
     fn server(
         mut self,
         args: &PerfArgs,
@@ -242,6 +317,51 @@ impl Peer {
     }
 }
 
+/// The program's name.
+fn program(test: Test) -> &'static str {
+    match test {
+        Test::SendBw => "ib_send_bw",
+        _ => "ib_write_bw",
+    }
+}
+
+/// How many messages there are.
+fn told(case: &Case) -> Result<u64> {
+    match case.limit {
+        Limit::Iters(iters) => Ok(iters),
+        Limit::Time(_) => bail!("perftest is told a number of messages: use --iters"),
+    }
+}
+
+fn failed(error: doorbell::device_api::Error) -> anyhow::Error {
+    anyhow::anyhow!(super::running::explain(error.code()))
+}
+
+fn tallied(
+    bench: &Bench,
+    case: &Case,
+    connected: &Connected,
+    messages: u64,
+    took: Duration,
+) -> Measured {
+    let mut tally = Tally {
+        messages,
+        seconds: took.as_secs_f64(),
+        ..Tally::default()
+    };
+    let counters = super::counters::read(&bench.device, &connected.qps);
+    if let Some(line) = super::counters::line(&counters) {
+        tally.notes.push(format!("RoCE: {line}"));
+    }
+    tally.measured(case, bench, None)
+}
+
+impl Connected {
+    fn qp(&self) -> Result<&Qp> {
+        self.qps.first().context("no queue pair")
+    }
+}
+
 /// A queue pair, connected, this side's buffer, and the other's.
 struct Connected {
     qps: Vec<Qp>,
@@ -255,8 +375,8 @@ fn sense(args: &PerfArgs) -> Result<()> {
         "--peer perftest speaks RoCE: add --link roce"
     );
     ensure!(
-        args.test == Test::PutBw,
-        "--peer perftest is ib_write_bw: the test is put-bw"
+        matches!(args.test, Test::PutBw | Test::SendBw),
+        "--peer perftest is ib_write_bw or ib_send_bw: the test is put-bw or send-bw"
     );
     ensure!(
         args.initiator == [Initiator::Gpu]
@@ -280,7 +400,10 @@ pub(crate) fn case(args: &PerfArgs, mut case: Case) -> Case {
     if args.size.is_none() {
         case.size = SIZE;
     }
-    case.limit = Limit::Iters(args.iters.unwrap_or(ITERS));
+    case.limit = Limit::Iters(args.iters.unwrap_or(match args.test {
+        Test::SendBw => SENDS,
+        _ => ITERS,
+    }));
     case.check = false;
     case
 }
