@@ -20,6 +20,7 @@ const LAYERS: &[&str] = &[
     "doorbell-hca",
     "doorbell",
     "doorbell-c",
+    "doorbell-doctor",
     "doorbell-cli",
 ];
 

@@ -29,6 +29,8 @@ DOORBELL_LOG=debug (or a tracing filter) writes what happens to standard error."
 pub(crate) enum Command {
     /// Show what would be used here, and why: GPU, HCA, links, limits, settings
     Info(InfoArgs),
+    /// Say which GPU-initiated path NCCL, NVSHMEM, UCX and NIXL will take here, and why
+    Doctor(crate::doctor::DoctorArgs),
     /// Measure, and check, what GPU threads can post and the HCA can do
     Perf(Box<PerfArgs>),
     /// Print where a piece of this installation is, for a variable or a compiler

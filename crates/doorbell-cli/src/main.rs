@@ -4,6 +4,7 @@ mod args;
 mod args_tools;
 mod config;
 mod cputime;
+mod doctor;
 mod dump;
 mod environment;
 mod explain;
@@ -41,6 +42,8 @@ pub(crate) enum Ended {
     CheckFailed,
     /// The same, and the other side of the run says so.
     CheckFailedThere,
+    /// `doctor`'s verdict is its exit status.
+    Verdict(u8),
 }
 
 /// Context of errors that are the caller's: options that do not go together.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     log();
     let ended = match &cli.command {
         Command::Info(args) => info::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Path(args) => ship::path(args),
         Command::Completions(args) => ship::completions(args),
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
             ExitCode::from(3)
         }
         Ok(Ended::CheckFailedThere) => ExitCode::from(3),
+        Ok(Ended::Verdict(status)) => ExitCode::from(status),
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {

@@ -1,0 +1,39 @@
+//! Which GPU-initiated path will the libraries of this node take, and why not a better one?
+//!
+//! [`examine`] reads a [`Tree`] (the running machine, a folder that somebody captured, or a one-file
+//! [`manifest`](tree::Manifest)) and gives a [`Report`]: GPUs, NICs, distances, driver options, limits, installed
+//! NCCL, NVSHMEM, UCX, NIXL and DOCA, and for each of them every path with its gates. Nothing is
+//! run, loaded or opened for writing, and no root is needed: what only root could see is listed.
+//!
+//! ```
+//! use doorbell_doctor::{examine, screen, tree::Manifest};
+//! let machine = Manifest::parse("/proc/sys/kernel/osrelease: 6.8.0\n").unwrap();
+//! let report = examine(&machine);
+//! assert!(report.gpus.is_empty());
+//! println!("{}", screen(&report, false));
+//! ```
+//!
+//! `facts` reads, `rules` judges (one file a library, each gate with its source), `report` is the
+//! JSON schema, `screen` the text for people.
+
+mod elf;
+mod error;
+mod facts;
+mod report;
+mod rules;
+mod screen;
+pub mod tree;
+
+pub use error::Error;
+pub use report::{
+    Container, Distance, Driver, Gate, GateState, Gpu, Here, Library, Limits, Machine, Memory, Nic,
+    Path, PathState, Report, SCHEMA, Software, Unseen, Variable, Verdict, Who,
+};
+pub use screen::screen;
+pub use tree::Tree;
+
+/// Reads the machine behind `tree` and judges its libraries.
+pub fn examine(tree: &dyn Tree) -> Report {
+    let facts = facts::gather(tree);
+    rules::judge(facts)
+}

@@ -1,0 +1,127 @@
+//! Keeps what is read: a capture is exactly what the verdicts were made from, and no more.
+
+use std::cell::RefCell;
+use std::path::Path;
+
+use super::manifest::Entry;
+use super::{Denied, Kind, Manifest, OWN, Tree};
+use crate::error::Error;
+
+/// A tree that notes every answer of another.
+pub struct Recorder<'a> {
+    tree: &'a dyn Tree,
+    kept: RefCell<Manifest>,
+}
+
+impl<'a> Recorder<'a> {
+    /// Records what is read of `tree`.
+    pub fn new(tree: &'a dyn Tree) -> Self {
+        Self {
+            tree,
+            kept: RefCell::default(),
+        }
+    }
+
+    /// What was read so far.
+    pub fn manifest(self) -> Manifest {
+        self.kept.into_inner()
+    }
+
+    fn keep(&self, path: &str, entry: Entry) {
+        let mut kept = self.kept.borrow_mut();
+        // Bytes say more than "it is there".
+        if !matches!(kept.entries.get(path), Some(Entry::Bytes(b)) if !b.is_empty()) {
+            kept.put(path.to_owned(), entry);
+        }
+    }
+}
+
+impl Tree for Recorder<'_> {
+    fn kind(&self, path: &str) -> Option<Kind> {
+        let kind = self.tree.kind(path)?;
+        match kind {
+            Kind::Link => {
+                if let Some(target) = self.tree.target(path) {
+                    self.keep(path, Entry::Link(target));
+                }
+            }
+            Kind::Folder => {
+                if path != "/" {
+                    self.keep(path, Entry::Folder);
+                }
+            }
+            Kind::File => {
+                if !self.kept.borrow().entries.contains_key(path) {
+                    self.keep(path, Entry::Bytes(Vec::new()));
+                }
+            }
+        }
+        Some(kind)
+    }
+
+    fn target(&self, path: &str) -> Option<String> {
+        let target = self.tree.target(path)?;
+        self.keep(path, Entry::Link(target.clone()));
+        Some(target)
+    }
+
+    fn bytes(&self, path: &str) -> Result<Vec<u8>, Denied> {
+        let answer = self.tree.bytes(path);
+        match &answer {
+            Ok(bytes) => self.keep(path, Entry::Bytes(bytes.clone())),
+            Err(Denied::Permission) => self.keep(path, Entry::Denied),
+            Err(Denied::Absent) => {}
+        }
+        answer
+    }
+
+    fn names(&self, path: &str, want: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let names = self.tree.names(path, want);
+        for name in &names {
+            // Asking for the kind keeps it.
+            self.kind(&format!("{}/{name}", path.trim_end_matches('/')));
+        }
+        names
+    }
+
+    fn elf_text(&self, path: &str) -> Option<String> {
+        let text = self.tree.elf_text(path)?;
+        self.keep(
+            &format!("{OWN}/elf{path}"),
+            Entry::Bytes(text.clone().into_bytes()),
+        );
+        Some(text)
+    }
+}
+
+impl Manifest {
+    /// Writes the tree: into the folder `to` when there is one, else as text into a file of that name.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] when it cannot be written.
+    pub fn write(&self, to: &Path) -> Result<(), Error> {
+        let fault = |source| Error::Capture {
+            path: to.to_owned(),
+            source,
+        };
+        if !to.is_dir() {
+            let head = "# doorbell doctor --capture: read it before you send it; `doorbell doctor --root FILE` judges it.\n";
+            return std::fs::write(to, format!("{head}{}", self.print())).map_err(fault);
+        }
+        for (path, entry) in &self.entries {
+            let at = to.join(path.trim_start_matches('/'));
+            if let Some(parent) = at.parent() {
+                std::fs::create_dir_all(parent).map_err(fault)?;
+            }
+            match entry {
+                Entry::Folder => std::fs::create_dir_all(&at),
+                Entry::Link(target) => std::os::unix::fs::symlink(target, &at),
+                Entry::Bytes(bytes) => std::fs::write(&at, bytes),
+                // Nothing readable is there either way.
+                Entry::Denied => Ok(()),
+            }
+            .map_err(fault)?;
+        }
+        Ok(())
+    }
+}
