@@ -44,6 +44,8 @@ struct Handle {
     inner: Arc<Inner>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     placement: Placement,
+    /// Dropped after the threads have ended.
+    _claims: place::Claims,
 }
 
 /// Everything that engine threads and callers share.
@@ -163,7 +165,7 @@ impl Hca {
     pub fn new(config: HcaConfig) -> Result<Self> {
         config.check()?;
         let count = config.core_count();
-        let placement = place::choose(&config);
+        let (placement, claims) = place::choose(&config);
         let regions = Regions::new(config.log_regions).map_err(|source| HcaError::Os {
             what: "making the key table",
             source,
@@ -187,6 +189,7 @@ impl Hca {
             inner: Arc::clone(&inner),
             threads: Mutex::default(),
             placement,
+            _claims: claims,
         }));
         if let Cores::Threads(n) = inner.config.cores {
             for core in 0..n {

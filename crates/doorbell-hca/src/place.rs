@@ -1,9 +1,14 @@
-//! Where engine threads run: CPUs that this process may use, near the GPU, a physical core each, within the cgroup's quota.
+//! Where engine threads run: CPUs that this process may use, near the GPU, a physical core each, within the cgroup's quota, and not where an
+//! engine thread of another process runs: of two that spin on one CPU, each waits until the other has spun enough.
 //! Reads sysfs and the cgroup once; what was chosen is explained in words, for `doorbell info`.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
 
 use crate::config::{Affinity, Cores, HcaConfig};
 
@@ -29,7 +34,43 @@ struct Host {
     quota: Option<f64>,
 }
 
-pub(crate) fn choose(config: &HcaConfig) -> Placement {
+/// CPUs that nobody else who uses Doorbell takes while this lives.
+#[derive(Debug, Default)]
+pub(crate) struct Claims(Vec<OwnedFd>);
+
+impl Claims {
+    /// Claims a CPU by a lock on a file that is named for it; `false` if another HCA on this host, of whatever process, has it. Where locks
+    /// cannot be had, every CPU counts as free.
+    fn take(&mut self, cpu: usize) -> bool {
+        let path = format!("/dev/shm/doorbell-cpu-{cpu}");
+        // Another user's file can be opened, and locked, but not created again.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = open(&path, flags, Mode::empty()).or_else(|_| {
+            let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
+            open(&path, flags | OFlags::CREATE, mode)
+        });
+        let Ok(file) = opened else { return true };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                self.0.push(file);
+                true
+            }
+            Err(e) => e != Errno::WOULDBLOCK,
+        }
+    }
+}
+
+/// Where the engine threads go. The claims last as long as they run.
+pub(crate) fn choose(config: &HcaConfig) -> (Placement, Claims) {
+    let mut claims = Claims::default();
+    let placement = choose_with(config, |cpu| claims.take(cpu));
+    if placement.cpus.is_empty() {
+        claims = Claims::default();
+    }
+    (placement, claims)
+}
+
+fn choose_with(config: &HcaConfig, free: impl FnMut(usize) -> bool) -> Placement {
     let Cores::Threads(threads) = config.cores else {
         return Placement {
             cpus: Vec::new(),
@@ -47,12 +88,17 @@ pub(crate) fn choose(config: &HcaConfig) -> Placement {
                 .collect(),
             why: format!("engine threads on CPUs {cpus:?} (asked for)"),
         },
-        Affinity::Auto => plan(&Host::read(), threads, None),
-        Affinity::Near { numa } => plan(&Host::read(), threads, Some(*numa)),
+        Affinity::Auto => plan(&Host::read(), threads, None, free),
+        Affinity::Near { numa } => plan(&Host::read(), threads, Some(*numa), free),
     }
 }
 
-fn plan(host: &Host, threads: usize, numa: Option<u32>) -> Placement {
+fn plan(
+    host: &Host,
+    threads: usize,
+    numa: Option<u32>,
+    mut free: impl FnMut(usize) -> bool,
+) -> Placement {
     let mut why = Vec::new();
     let mut pool = host.allowed.clone();
     if let Some(node) = numa {
@@ -104,7 +150,22 @@ fn plan(host: &Host, threads: usize, numa: Option<u32>) -> Placement {
         })
         .collect();
     ranked.sort_by_key(|&(turn, cpu)| (turn, usize::MAX - cpu));
-    let cpus: Vec<usize> = ranked.iter().take(threads).map(|&(_, cpu)| cpu).collect();
+    let order = ranked.iter().map(|&(_, cpu)| cpu);
+    let cpus: Vec<usize> = order.filter(|&cpu| free(cpu)).take(threads).collect();
+    if cpus.len() < threads {
+        why.insert(
+            0,
+            format!(
+                "engine threads are not bound: of {} CPUs only {} have no engine thread of another process",
+                pool.len(),
+                cpus.len()
+            ),
+        );
+        return Placement {
+            cpus: Vec::new(),
+            why: why.join("; "),
+        };
+    }
     why.insert(
         0,
         format!(
@@ -251,7 +312,7 @@ mod tests {
 
     #[test]
     fn physical_cores_come_first() {
-        let plan = plan(&host(8, 2), 3, None);
+        let plan = plan(&host(8, 2), 3, None, |_| true);
         let mut cores: Vec<usize> = plan.cpus.iter().map(|c| c % 4).collect();
         cores.sort_unstable();
         cores.dedup();
@@ -260,23 +321,47 @@ mod tests {
 
     #[test]
     fn near_the_gpu_if_possible() {
-        let near = plan(&host(8, 1), 2, Some(0));
+        let near = plan(&host(8, 1), 2, Some(0), |_| true);
         assert!(near.cpus.iter().all(|c| *c < 4), "{near:?}");
-        let none = plan(&host(8, 1), 2, Some(7));
+        let none = plan(&host(8, 1), 2, Some(7), |_| true);
         assert_eq!(none.cpus.len(), 2);
         assert!(none.why.contains("node 7"), "{none:?}");
     }
 
     #[test]
     fn scarce_cpus_are_not_bound() {
-        assert!(plan(&host(2, 1), 2, None).cpus.is_empty());
+        assert!(plan(&host(2, 1), 2, None, |_| true).cpus.is_empty());
         let limited = Host {
             quota: Some(2.0),
             ..host(8, 1)
         };
-        assert!(plan(&limited, 2, None).cpus.is_empty());
-        assert!(plan(&limited, 2, None).why.contains("quota 2.0"));
-        assert_eq!(plan(&limited, 1, None).cpus.len(), 1);
+        assert!(plan(&limited, 2, None, |_| true).cpus.is_empty());
+        assert!(plan(&limited, 2, None, |_| true).why.contains("quota 2.0"));
+        assert_eq!(plan(&limited, 1, None, |_| true).cpus.len(), 1);
+    }
+
+    #[test]
+    fn no_two_hcas_take_one_cpu() {
+        let second = plan(&host(8, 2), 2, None, |cpu| cpu < 6);
+        assert_eq!(second.cpus, [5, 4], "{second:?}");
+        let crowded = plan(&host(8, 2), 2, None, |cpu| cpu == 0);
+        assert!(
+            crowded.cpus.is_empty() && crowded.why.contains("only 1"),
+            "{crowded:?}"
+        );
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "locks files")]
+    fn a_claim_lasts_as_long_as_its_owner() {
+        // No machine has so many.
+        let cpu = 1 << 40 | std::process::id() as usize;
+        let (mut one, mut two) = (Claims::default(), Claims::default());
+        assert!(one.take(cpu));
+        assert!(!two.take(cpu));
+        drop(one);
+        assert!(two.take(cpu));
+        fs::remove_file(format!("/dev/shm/doorbell-cpu-{cpu}")).expect("it was made");
     }
 
     #[test]
