@@ -191,9 +191,9 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
             timeout: case.timeout,
             tick: &mut |_| Ok(()),
         });
-        meter.stop(far.partner(), &mut tally.cpu)?;
         let took = took?;
         first_failure(&statuses.read()?, |_| qps.first())?;
+        meter.stop(far.partner(), &mut tally.cpu)?;
         tally.seconds += took.as_secs_f64();
         samples.collect(n, 1, &mut tally.samples)?;
         if case.check {
@@ -352,10 +352,10 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             tick: &mut |_| alive(partner.as_mut()),
         });
         let took = took?;
-        meter.stop(partner.as_mut(), &mut tally.cpu)?;
         let mut all = statuses.read()?;
         all.truncate(blocks as usize);
         first_failure(&all, |end| qps.get(end as usize))?;
+        meter.stop(partner.as_mut(), &mut tally.cpu)?;
         tally.seconds += took.as_secs_f64();
         samples.collect(n, 2, &mut tally.samples)?;
         near.verify(&order, 0, tally)?;

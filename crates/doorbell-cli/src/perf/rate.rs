@@ -141,9 +141,10 @@ impl Rig<'_> {
         let mut used = CpuUse::default();
         let stopped = meter.stop(self.far.partner(), &mut used);
         let took = took.map_err(|e| self.blame(e))?;
-        stopped?;
         let statuses = self.statuses.read()?;
+        // The cause before its effect: a peer that cannot be reached by packets does not answer on the TCP connection either.
         first_failure(&statuses, |thread| self.qp_of(thread))?;
+        stopped?;
         let completed: u64 = statuses.iter().map(|s| s.completed).sum();
         tally.seconds += took.as_secs_f64();
         tally.messages += completed;
