@@ -3,7 +3,7 @@
 #
 #     bench/gpu/run.sh [DIST] [OUT] [PART...]      DIST: what `cargo xtask dist` made (default target/dist)
 #                                                  OUT: where results go (default $OUT, else ./out)
-#                                                  PART: machine check post e2e forward memory proxy c torch nvidia (default: all)
+#                                                  PART: machine check post e2e forward memory proxy roce c torch nvidia (default: all)
 #
 # Needs no Rust there. Writes OUT/machine.txt, OUT/log.txt (what the commands printed) and OUT/results.jsonl (one
 # doorbell-perf/1 object a line). Every command has a time limit; the exit status is 1 if any of them failed.
@@ -12,7 +12,7 @@ set -uo pipefail
 DIST=${1:-target/dist}
 OUT=${2:-${OUT:-out}}
 shift $(($# < 2 ? $# : 2))
-PARTS=${*:-machine check post e2e forward memory proxy c torch nvidia}
+PARTS=${*:-machine check post e2e forward memory proxy roce c torch nvidia}
 SECS=${SECS:-1}         # seconds a measured case
 LIMIT=${LIMIT:-60}      # seconds a command may take
 GPU=${GPU:-cuda}         # host: a rehearsal of the script without a GPU
@@ -134,6 +134,21 @@ if wants e2e; then
     perf put-lat --secs "$SECS"
     perf signal-lat --secs "$SECS"
     perf get-lat --secs "$SECS"
+fi
+
+# RoCEv2 packets over the UDP loopback, to a second process; with a second GPU its kernels answer there (PEER_GPU, default: chosen).
+if wants roce; then
+    peer=(${PEER_GPU:+--peer-gpu "$PEER_GPU"})
+    perf put-bw --quick --check --link roce "${peer[@]}"
+    perf get-bw --quick --check --link roce "${peer[@]}"
+    for test in put-lat get-lat signal-lat; do
+        perf $test --secs "$SECS" --link roce "${peer[@]}"
+    done
+    perf put-bw --secs "$SECS" --link roce "${peer[@]}" --blocks 1,4,16,64 --batch 1
+    perf put-bw --secs "$SECS" --link roce "${peer[@]}" --sharing block --blocks 1,4,16,64 --threads 32
+    perf put-bw --secs "$SECS" --link roce "${peer[@]}" --sharing gpu --blocks 1,4,16,64 --threads 32
+    perf put-bw --secs "$SECS" --link roce "${peer[@]}" --size 64K,1M --blocks 4
+    perf atomic-rate --secs "$SECS" --link roce "${peer[@]}" --blocks 1,16
 fi
 
 if wants forward; then

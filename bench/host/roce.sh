@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Two processes of one host over UDP loopback: the RoCEv2 link beside UCX's `tcp` transport, and its round trip beside a bare UDP echo, in turn,
+# on the same two cores.
+#
+#   [DOORBELL=COMMAND] bench/host/roce.sh [OUT]     (needs python3 with pip for UCX's wheel, and two CPUs; OUT defaults to target/bench)
+#
+# Every figure is the median of ROUNDS rounds (default 3), and the ratio is taken within a round, because other load moves both.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+out=${1:-target/bench} rounds=${ROUNDS:-3} cpus=${CPUS:-0,1}
+mkdir -p "$out"
+cpu_a=${cpus%,*} cpu_b=${cpus#*,}
+
+# UCX from its wheel, unpacked under target/ (never installed).
+ucx=target/ucx
+if [ ! -x "$ucx/libucx/bin/ucx_perftest" ]; then
+    mkdir -p "$ucx"
+    python3 -m pip download -q --no-deps -d "$ucx" "libucx-cu13==1.22.0"
+    python3 -m zipfile -e "$ucx"/libucx_cu13-1.22.0-*.whl "$ucx"
+    chmod +x "$ucx"/libucx/bin/ucx_perftest
+fi
+ucx_put() { # test size iterations -> "MB/s messages/s us us"
+    (
+        export LD_LIBRARY_PATH=$PWD/$ucx/libucx/lib UCX_MODULE_DIR=$PWD/$ucx/libucx/lib/ucx UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n
+        port=$((20000 + RANDOM % 20000)) bin=$ucx/libucx/bin/ucx_perftest
+        timeout 60 taskset -c "$cpu_a" "$bin" -p $port >/dev/null 2>&1 &
+        server=$!
+        sleep 0.5
+        timeout 60 taskset -c "$cpu_b" "$bin" 127.0.0.1 -p $port -t "$1" -s "$2" -n "$3" 2>/dev/null | awk '/^Final:/ {print $6, $8, $4, $5}'
+        kill $server 2>/dev/null || true
+        wait $server 2>/dev/null || true
+    )
+}
+
+doorbell=${DOORBELL:-target/release/doorbell}
+if [ -z "${DOORBELL:-}" ]; then cargo build --release -q -p doorbell-cli; fi
+port_rate=${PORT_RATE:-target/release/examples/port_rate}
+if [ -z "${PORT_RATE:-}" ]; then cargo build --release -q -p doorbell-port --example port_rate; fi
+run() { # file test extra...
+    local file=$1
+    shift
+    timeout 120 taskset -c "$cpu_a,$cpu_b" "$doorbell" perf "$@" --link roce --gpu host --json "$file" >/dev/null
+}
+
+for round in $(seq "$rounds"); do
+    echo "round $round of $rounds" >&2
+    ucx_put ucp_put_bw 8 1000000 >"$out/ucx-8.$round"
+    run "$out/roce-8.$round.json" put-bw --hca-cores 0 --batch 32 --size 8 --secs 1
+    run "$out/roce-8-batch1.$round.json" put-bw --hca-cores 0 --batch 1 --size 8 --secs 1
+    ucx_put ucp_put_bw 1048576 3000 >"$out/ucx-1m.$round"
+    run "$out/roce-1m.$round.json" put-bw --hca-cores 0 --batch 4 --size 1M --secs 1
+    timeout 60 taskset -c "$cpu_a,$cpu_b" "$port_rate" 0.3 >"$out/echo.$round"
+    run "$out/roce-lat.$round.json" put-lat --hca-cores 0 --size 8 --secs 1
+    ucx_put ucp_put_lat 8 30000 >"$out/ucx-lat.$round"
+done
+
+python3 - "$out" "$rounds" <<'PY'
+import json, re, statistics, sys
+
+out, rounds = sys.argv[1], int(sys.argv[2])
+
+
+def ucx(name, r):
+    words = open(f"{out}/ucx-{name}.{r}").read().split()
+    return {"mb_s": float(words[0]), "msg_s": float(words[1]), "us": float(words[2])}
+
+
+def ours(name, r):
+    return json.load(open(f"{out}/roce-{name}.{r}.json"))["results"][0]
+
+
+def echo(r):
+    """Round trip of a bare UDP echo, ns, as port_rate prints it."""
+    text = open(f"{out}/echo.{r}").read()
+    found = re.search(r"bare UDP echo\D*([\d.]+) *(ns|us)", text)
+    if not found:
+        raise SystemExit(f"{out}/echo.{r} has no line 'bare UDP echo'")
+    return float(found[1]) * (1 if found[2] == "ns" else 1000)
+
+
+rows = []
+
+
+def row(title, theirs, mine, unit, base):
+    ratios = [m / t for m, t in zip(mine, theirs)]
+    rows.append((title, statistics.median(mine), base, statistics.median(theirs), statistics.median(ratios), unit))
+
+
+R = range(1, rounds + 1)
+row("8-byte puts, one doorbell per 32", [ucx("8", r)["msg_s"] / 1e6 for r in R], [ours("8", r)["messages_per_s"] / 1e6 for r in R], "M/s", "UCX tcp")
+row("8-byte puts, one doorbell each", [ucx("8", r)["msg_s"] / 1e6 for r in R], [ours("8-batch1", r)["messages_per_s"] / 1e6 for r in R], "M/s", "UCX tcp")
+row("1 MiB puts", [ucx("1m", r)["mb_s"] * 1.048576e-3 for r in R], [ours("1m", r)["bytes_per_s"] / 1e9 for r in R], "GB/s", "UCX tcp")
+row("8-byte round trip (lower is better)", [echo(r) / 1e3 for r in R], [2 * ours("lat", r)["latency_ns"]["p50"] / 1e3 for r in R], "us", "UDP echo")
+row("8-byte put latency (lower is better)", [ucx("lat", r)["us"] for r in R], [ours("lat", r)["latency_ns"]["p50"] / 1e3 for r in R], "us", "UCX tcp")
+print(f"{'two pinned processes, UDP loopback':40}{'RoCE link':>10}{'baseline':>20}{'ratio':>8}")
+for title, mine, base, theirs, ratio, unit in rows:
+    print(f"{title:40}{mine:10.2f}{base:>11}{theirs:9.2f}{ratio:8.2f}  {unit}")
+print(f"CPU cores used, both processes: {statistics.median(ours('8', r)['cpu_cores_used'] for r in R):.2f}")
+PY
