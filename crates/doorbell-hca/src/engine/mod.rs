@@ -359,7 +359,8 @@ impl Core {
     /// Back to the beginning. Copies that a copy engine still carries out end by themselves; their memory is protected by grace periods.
     ///
     /// Returns what the caller is to drop: see [`Self::destroy`].
-    pub(crate) fn reset(&mut self, slot: u32) -> Target {
+    pub(crate) fn reset(&mut self, inner: &Inner, slot: u32) -> Target {
+        self.roce_farewell(inner, slot);
         let Self { qps, dma, .. } = self;
         let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
             return Target::None;
@@ -385,6 +386,7 @@ impl Core {
     /// Lets go of a QP, and returns it for the caller to drop: what it keeps is foreign, and dropping that may take any time or ask this core
     /// for something.
     pub(crate) fn destroy(&mut self, inner: &Inner, slot: u32) -> Option<Box<EngineQp>> {
+        self.roce_farewell(inner, slot);
         // Whoever still waits on it is told; its owner, who asked for it, gets no event.
         if let Some(qp) = self.qp(slot) {
             qp.cold.quiet = true;

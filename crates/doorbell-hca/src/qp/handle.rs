@@ -126,9 +126,12 @@ impl HcaQp {
     /// # Errors
     /// [`crate::HcaError::TimedOut`], [`crate::HcaError::EngineDown`].
     pub fn reset(&self, timeout: Duration) -> Result<()> {
-        self.on_core("reset the queue pair", timeout, false, |core, _, slot| {
-            core.reset(slot)
-        })
+        self.on_core(
+            "reset the queue pair",
+            timeout,
+            false,
+            |core, inner, slot| core.reset(inner, slot),
+        )
         .map(drop)
     }
 

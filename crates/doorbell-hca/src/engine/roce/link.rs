@@ -39,6 +39,11 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// Was something held in the last round?
+    pub(super) fn is_holding(&self) -> bool {
+        self.held
+    }
+
     /// Does what there is to send wait for the next round? `heard`: what arrived in this round has been handled.
     pub(super) fn hold(&mut self, heard: bool, round: u64) -> bool {
         if std::mem::take(&mut self.posted) {

@@ -5,7 +5,8 @@
 //! after what arrived. Nothing here waits, and what a stranger sends costs a look-up and a count.
 //!
 //! A packet costs the kernel far more than it costs us. Where each request has been answered by a message of our own in the very next round
-//! (a ping-pong whose caller drives the engine), the acknowledgement is held for that round and travels with the message, in one train.
+//! (a ping-pong of WRITEs whose caller drives the engine), the acknowledgement is held for that round and travels with the message, in one
+//! train. A caller that stops driving leaves its peer without it, as without everything else, until it drives on or the queue pair goes.
 
 mod flight;
 mod link;
@@ -180,7 +181,8 @@ impl CorePort {
                 } else {
                     match Packet::parse(packet.bytes) {
                         Ok(parsed) => {
-                            if matches!(parsed.kind, Kind::Write | Kind::Send) {
+                            // A peer that sends counts its completions, and may wait for the last one when we are done with ours.
+                            if parsed.kind == Kind::Write {
                                 link.pace.heard = self.round;
                             }
                             let congested = packet.tos & 3 == 3;
@@ -361,6 +363,21 @@ impl super::Core {
         match roce {
             Some(roce) if !roce.is_idle() => roce.turn(qps, inner, posted),
             _ => 0,
+        }
+    }
+
+    /// Sends what was held back for a queue pair that goes.
+    pub(super) fn roce_farewell(&mut self, inner: &Inner, slot: u32) {
+        let Self { qps, roce, .. } = self;
+        let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
+        if let (Some(roce), Some(qp)) = (roce, qp)
+            && let Target::Roce(link) = &qp.cold.target
+            && link.pace.is_holding()
+            && qp.cold.shared.state() == QpState::Ready
+        {
+            let now = roce.now();
+            roce.send_of(qp, inner, now, Stage::Posted);
+            roce.flush();
         }
     }
 

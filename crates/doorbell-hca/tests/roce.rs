@@ -1,0 +1,118 @@
+//! Two HCAs of one process over UDP loopback, driven by the test: what a queue pair owes its peer leaves in time, whoever stops when, and
+//! receives are filled by messages longer than a packet. (The operations one by one, and the ways to fail, are in `doorbell`'s tests.)
+
+mod common;
+
+use common::{MockQp, Options, PATIENCE, Rig};
+use doorbell_hca::roce::transport::{Config, Mtu};
+use doorbell_hca::roce::{PortConfig, RoceTarget};
+use doorbell_hca::{Access, Destination};
+use doorbell_wire::Wqe;
+use doorbell_wire::cqe::Kind;
+use doorbell_wire::roce::Psn;
+
+/// A rig with a port, and a queue pair with a receive queue.
+fn side() -> (Rig, MockQp, doorbell_hca::roce::RocePort) {
+    let rig = Rig::new();
+    let config: PortConfig = "udp://127.0.0.1".parse().expect("valid");
+    let port = rig.hca.open_roce(0, &config).expect("a port");
+    let qp = rig.qp_with(Options {
+        receive: true,
+        ..Options::default()
+    });
+    (rig, qp, port)
+}
+
+fn connect(from: &MockQp, to: &MockQp, port: &doorbell_hca::roce::RocePort) {
+    let (ours, theirs) = (from.hca_qp().qpn().get(), to.hca_qp().qpn().get());
+    let target = RoceTarget {
+        peer: port.local,
+        segments: port.segments,
+        connection: Config {
+            dest_qpn: theirs,
+            sq_psn: Psn::new(ours),
+            rq_psn: Psn::new(theirs),
+            path_mtu: Mtu::M1024,
+            // Half a minute: nothing here may need a second try.
+            timeout: 20,
+            ..Config::default()
+        },
+        access: Access::ALL,
+    };
+    from.hca_qp()
+        .connect(Destination::Roce(Box::new(target)), PATIENCE)
+        .expect("connect");
+}
+
+/// Drives both until `done`.
+fn until(a: &Rig, b: &Rig, mut done: impl FnMut() -> bool) -> bool {
+    a.until(|| {
+        b.driver.poll();
+        done()
+    })
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn who_leaves_after_a_ping_pong_has_acknowledged() {
+    for laps in [1u64, 2, 5, 6, 40] {
+        let ((rig_a, mut a, port_a), (rig_b, mut b, port_b)) = (side(), side());
+        connect(&a, &b, &port_b);
+        connect(&b, &a, &port_a);
+        let (at_a, at_b) = (rig_a.region(64), rig_b.region(64));
+        let mut last = 0;
+        for lap in 1..=laps {
+            let put = |to, n: u64| Wqe::write_inline(to, &n.to_le_bytes()).expect("short");
+            last = a.go(put(at_b.remote(0), lap));
+            assert!(until(&rig_a, &rig_b, || at_b.u64(0) == lap));
+            if lap < laps {
+                b.go(put(at_a.remote(0), lap));
+                assert!(until(&rig_b, &rig_a, || at_a.u64(0) == lap));
+            }
+        }
+        // Not driven again, as a caller that has seen all it waited for.
+        b.qp = None;
+        a.wait(&rig_a, last);
+        let counted = a.hca_qp().roce_counters(PATIENCE).expect("alive");
+        assert_eq!(counted.expect("connected").retransmitted_packets, 0);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn messages_of_many_packets_fill_receives() {
+    let ((rig_a, mut a, port_a), (rig_b, mut b, port_b)) = (side(), side());
+    connect(&a, &b, &port_b);
+    connect(&b, &a, &port_a);
+    let len = 10_000;
+    let (src, dst) = (rig_a.region(len), rig_b.region(len));
+    let bytes: Vec<u8> = (0..len).map(|i| (i / 7) as u8).collect();
+    src.fill(0, &bytes);
+    for lap in 0..50u32 {
+        dst.fill(0, &vec![0; len]);
+        // Two pieces that meet within a packet, and one of no bytes for a message of none.
+        let first = b.post_receive(&[dst.local(0, 1500), dst.local(1500, 8500)]);
+        b.post_receive(&[]);
+        let one = Wqe::send_imm(src.local(0, len as u32 - lap), lap).expect("a length");
+        a.go(one);
+        let at = a.go(Wqe::send_inline(&[]).expect("empty"));
+        assert!(until(&rig_a, &rig_b, || a.completion(at).is_some()));
+        a.wait(&rig_a, at);
+        let got = b.received(first).expect("the first");
+        let kind = Some(Kind::ResponderSendImm);
+        assert_eq!(
+            (got.tail.kind(), got.imm, got.byte_cnt),
+            (kind, lap, len as u32 - lap)
+        );
+        assert_eq!(
+            dst.bytes(0, len - lap as usize),
+            bytes[..len - lap as usize]
+        );
+        let got = b.received(first + 1).expect("the second");
+        assert_eq!(
+            (got.tail.kind(), got.byte_cnt),
+            (Some(Kind::ResponderSend), 0)
+        );
+    }
+    assert!(src.canaries_intact() && dst.canaries_intact());
+}
