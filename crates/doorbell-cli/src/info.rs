@@ -203,6 +203,14 @@ fn links(device: &Device) -> Vec<LinkInfo> {
         ),
         Err(e) => (false, e.to_string()),
     };
+    // Opened as a queue pair would have it; the port says what it guarantees.
+    let roce = match device.roce_offer() {
+        Ok(_) => (
+            true,
+            device.roce_describe().join("\n").trim_end().to_owned(),
+        ),
+        Err(e) => (false, e.to_string()),
+    };
     vec![
         LinkInfo {
             name: "loopback",
@@ -213,6 +221,11 @@ fn links(device: &Device) -> Vec<LinkInfo> {
             name: "shm",
             usable: shm.0,
             why: shm.1,
+        },
+        LinkInfo {
+            name: "roce",
+            usable: roce.0,
+            why: roce.1,
         },
     ]
 }
@@ -227,11 +240,11 @@ fn print(out: &mut dyn Write, info: &Info) -> io::Result<()> {
     let links = info
         .links
         .iter()
-        .map(|l| {
-            (
-                l.name.to_owned(),
-                format!("{}{}", if l.usable { "" } else { "not usable: " }, l.why),
-            )
+        .flat_map(|l| {
+            let text = format!("{}{}", if l.usable { "" } else { "not usable: " }, l.why);
+            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            let names = std::iter::once(l.name.to_owned()).chain(std::iter::repeat(String::new()));
+            names.zip(lines).collect::<Facts>()
         })
         .collect();
     section(out, "Links", links)?;

@@ -116,13 +116,19 @@ impl Queues {
         })
     }
 
-    /// Gives the QP a number and enters it.
-    fn enter(&self, cqn: Cqn, make: impl FnOnce(Qpn) -> QpShared) -> Result<Arc<QpShared>> {
+    /// Gives the QP a number and enters it. `class`: mask and value that the number must fit.
+    fn enter(
+        &self,
+        cqn: Cqn,
+        class: Option<(u32, u32)>,
+        make: impl FnOnce(Qpn) -> QpShared,
+    ) -> Result<Arc<QpShared>> {
         self.write(|t| {
             if t.cqs.contains_key(&cqn.get()) {
                 return Err(HcaError::CqnInUse { cqn });
             }
-            let qpn = next_free(&mut t.next_qpn, |n| t.qps.contains_key(&n))
+            let other = |n: u32| class.is_some_and(|(mask, value)| n & mask != value);
+            let qpn = next_free(&mut t.next_qpn, |n| other(n) || t.qps.contains_key(&n))
                 .and_then(Qpn::new)
                 .ok_or(HcaError::Exhausted { what: "QP number" })?;
             let shared = Arc::new(make(qpn));
@@ -338,7 +344,14 @@ impl Hca {
             (DoorbellWord::At(_), Some(core)) => core,
             (DoorbellWord::At(_), None) => inner.least_loaded(),
         };
-        let shared = inner.queues.enter(config.cq.cqn, |qpn| {
+        // Packets of a shared UDP port find their process by these bits.
+        let class = inner
+            .ports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&core)
+            .and_then(|port| port.qpn_class);
+        let shared = inner.queues.enter(config.cq.cqn, class, |qpn| {
             let recv = config.rq.map(|rq| engine::recv::RecvQueue::new(rq, qpn));
             QpShared::new(qpn, config.pd, core, config.cq.cqn, recv)
         })?;
@@ -393,6 +406,7 @@ impl Hca {
             local: port.local_addr(),
             path_mtu: doorbell_port::path_mtu(port.mtu()) as u16,
             segments: port.accepts_trains(),
+            qpn_class: port.qpn_class(),
             description: port.describe(),
         };
         if open.path_mtu == 0 {

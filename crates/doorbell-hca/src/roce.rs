@@ -34,6 +34,9 @@ pub struct RocePort {
     pub path_mtu: u16,
     /// It takes trains of packets.
     pub segments: bool,
+    /// Several processes share the UDP port: mask and value that the numbers of this core's queue pairs fit, if they were made after
+    /// the port was opened.
+    pub qpn_class: Option<(u32, u32)>,
     /// What was chosen, why, and what is guaranteed.
     pub description: Description,
 }

@@ -49,6 +49,28 @@ fn bytes(from: u8, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// A UDP port that nobody has.
+fn free_port() -> u16 {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+#[test]
+fn devices_share_a_udp_port() {
+    let config = Config {
+        roce: Some(format!("udp://127.0.0.1:{}?share", free_port())),
+        ..config()
+    };
+    let (a, b) = (bench(config.clone(), 1 << 20), bench(config, 1 << 20));
+    let (at_a, at_b) = (half(&a).1, half(&b).1);
+    assert_eq!(
+        at_a.roce.as_ref().unwrap().port.address,
+        at_b.roce.as_ref().unwrap().port.address
+    );
+    assert_ne!(at_a.qpn & 15, at_b.qpn & 15);
+    operations(&a, &b);
+}
+
 /// Every operation, in sizes around the path MTU.
 fn operations(a: &Bench, b: &Bench) {
     let (qp, _other, there) = pair(a, b);

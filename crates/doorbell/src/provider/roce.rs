@@ -65,6 +65,18 @@ impl RoceSettings {
         Ok(config)
     }
 
+    /// Opens what must be open before the first queue pair is made: a UDP port that is shared with other processes, which says what
+    /// numbers queue pairs may have.
+    pub(super) fn prepare(&self, hca: &Hca) -> Result<()> {
+        // What cannot be read is reported to whoever wants to use it.
+        if self.config().is_ok_and(|c| c.share) {
+            for core in 0..hca.health().len() {
+                self.offer(hca, core)?;
+            }
+        }
+        Ok(())
+    }
+
     /// What a core's port can do; opens it.
     pub(super) fn offer(&self, hca: &Hca, core: usize) -> Result<Offer> {
         let port = hca.open_roce(core, &self.config()?)?;

@@ -65,6 +65,8 @@ impl Soft {
             ..HcaConfig::default()
         };
         let hca = Here::new(gpu, Hca::new(config)?);
+        let roce = RoceSettings::new(settings);
+        roce.prepare(&hca)?;
         let importer = Arc::clone(engine) as Arc<dyn DeviceImporter>;
         let shm = Shm::attach(&hca, ShmConfig::default(), Some(importer))?;
         Ok(Self {
@@ -75,7 +77,7 @@ impl Soft {
             arrays: Mutex::new(Vec::new()),
             gpu: gpu.clone(),
             timeout: settings.quiesce,
-            roce: RoceSettings::new(settings),
+            roce,
             hca,
         })
     }
