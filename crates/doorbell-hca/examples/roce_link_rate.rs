@@ -2,7 +2,7 @@
 //! (and the kernel's) is measured: no scheduler, no second CPU. The bare UDP echo of the same run is the base of the round trip.
 //!
 //! `cargo run --release -p doorbell-hca --example roce_link_rate [-- --only NAME] [--seconds S] [--mtu BYTES]`; names: `put8`, `put8x1`,
-//! `get8`, `send8`, `put64k`, `put1m`, `get1m`, `trip`, `threads8`, `threads1m`.
+//! `get8`, `put64k`, `put1m`, `get1m`, `trip`, `threads8`, `threads1m`.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -255,7 +255,7 @@ impl Bench {
                 c.tx_packets as f64 / a.done.max(1) as f64,
                 c.retransmitted_packets,
                 c.local_ack_timeout_err,
-                calls("recv_calls"),
+                calls("received_calls"),
             )
         });
         (rate, notes)
