@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use doorbell::{GpuSelect, Rendezvous};
+use doorbell::GpuSelect;
 
 pub(crate) use crate::args_tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 use crate::lists::{self, List};
+
+mod remote;
+pub(crate) use remote::{PeerProgram, PingpongArgs, RemoteArgs, ServeArgs};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
 /// executes them.
@@ -148,93 +151,6 @@ pub(crate) struct PeerArgs {
     #[arg(long, value_name = "PORT")]
     pub(crate) roce: Option<String>,
 }
-
-#[derive(Debug, Args)]
-#[command(after_help = SERVE)]
-pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// Address to listen on with TCP; port 0 takes a free one [default: port 4791 of every address]
-    #[arg(long, value_name = "ADDR[:PORT]")]
-    pub(crate) listen: Option<String>,
-    /// Through which RoCE port: udp://ADDR[:PORT] or raw:IFNAME
-    /// [default: udp, at the address by which the client came]
-    #[arg(long, value_name = "PORT")]
-    pub(crate) port: Option<String>,
-    /// Serve one client, and end as its run ended
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Serve only clients of the same job, if they name one
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) job: String,
-    /// Clients at a time; others are told to come later
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value = "16")]
-    pub(crate) clients: u32,
-    /// Give up on a step of a client after this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10")]
-    pub(crate) timeout: Duration,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = PINGPONG)]
-pub(crate) struct PingpongArgs {
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// The other side, which waits there; without it, this side waits
-    pub(crate) host: Option<String>,
-    /// Unreliable Connection: the peer of ibv_uc_pingpong
-    #[arg(long)]
-    pub(crate) uc: bool,
-    /// Bytes of a message
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 30), default_value = "4096")]
-    pub(crate) size: u32,
-    /// Messages each way
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value = "1000")]
-    pub(crate) iters: u32,
-    /// Receives posted at a time
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32_768), default_value = "500")]
-    pub(crate) rx_depth: u32,
-    /// TCP port of the exchange
-    #[arg(short, long, value_name = "PORT", default_value_t = crate::foreign::PORT)]
-    pub(crate) port: u16,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096
-    #[arg(short, long, value_name = "BYTES", value_parser = path_mtu, default_value = "1024")]
-    pub(crate) mtu: u16,
-    /// Taken and ignored, as is -d: the GID is the RoCE port's address
-    #[arg(short, long, value_name = "INDEX")]
-    pub(crate) gid_idx: Option<u32>,
-    /// Taken and ignored
-    #[arg(short = 'd', long, value_name = "DEV")]
-    pub(crate) ib_dev: Option<String>,
-    /// Through which RoCE port: udp://ADDR:4791, raw:IFNAME, dgram:LOCAL,REMOTE
-    /// [default: udp, at the address of the TCP connection]
-    #[arg(long = "roce", value_name = "PORT")]
-    pub(crate) port_spec: Option<String>,
-    /// Give up on a step after this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "30")]
-    pub(crate) timeout: Duration,
-}
-
-fn path_mtu(text: &str) -> Result<u16, String> {
-    text.parse()
-        .ok()
-        .filter(|mtu| doorbell::connect::PATH_MTUS.contains(mtu))
-        .ok_or_else(|| format!("`{text}` is no path MTU: give 256, 512, 1024, 2048 or 4096"))
-}
-
-const PINGPONG: &str = "\
-Both sides take the same -s, -n and -m. On the other host, with rdma-core:
-  ibv_rc_pingpong -g 1                    and here: doorbell pingpong HOST
-  ibv_rc_pingpong -g 1 THIS_HOST          and here: doorbell pingpong";
-
-const SERVE: &str = "\
-On the other host: doorbell perf put-bw --link roce --connect THIS_HOST
-SIGINT and SIGTERM end it.";
 
 /// The tests, named as in perftest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -446,56 +362,6 @@ impl CqMode {
             Self::Collapsed => "collapsed",
         }
     }
-}
-
-/// Where the second process is.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct RemoteArgs {
-    /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
-    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Set-up")]
-    pub(crate) connect: Option<String>,
-    /// Speak another program's exchange: perftest (ib_write_bw, ib_send_bw), whose client or, without
-    /// --connect, server this is then (TCP port 18515)
-    #[arg(long, value_enum, value_name = "PROGRAM", help_heading = "Set-up")]
-    pub(crate) peer: Option<PeerProgram>,
-    /// Payload of a RoCE packet at most: 256, 512, 1024, 2048 or 4096
-    /// [env: DOORBELL_ROCE_MTU] [default: what fits both ports]
-    #[arg(long, value_name = "BYTES", value_parser = path_mtu, help_heading = "Set-up")]
-    pub(crate) mtu: Option<u16>,
-    /// Write this side's RoCE packets to FILE (pcapng), for Wireshark
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    pub(crate) pcap: Option<PathBuf>,
-    /// Faults of the network on this side's packets, as loss=1%,dup=1%,seed=7
-    #[arg(long, value_name = "SPEC", help_heading = "Checking")]
-    pub(crate) net_fault: Option<String>,
-    /// Print every RoCE packet to standard error
-    #[arg(long, help_heading = "Output")]
-    pub(crate) trace_packets: bool,
-    /// Talk only to a peer of the same job, if it names one
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "",
-        hide_default_value = true,
-        help_heading = "Set-up"
-    )]
-    pub(crate) job: String,
-    /// Where ranks of a launcher (mpirun, srun, torchrun) meet: unix:PATH or tcp:HOST:PORT
-    /// [env: DOORBELL_RENDEZVOUS] [default: from the launcher]
-    #[arg(long, value_name = "WHERE", value_parser = rendezvous, help_heading = "Set-up")]
-    pub(crate) rendezvous: Option<Rendezvous>,
-}
-
-/// Programs whose exchange `perf` speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PeerProgram {
-    /// ib_write_bw (put-bw) and ib_send_bw (send-bw) of perftest 4.5
-    Perftest,
-}
-
-fn rendezvous(text: &str) -> Result<Rendezvous, String> {
-    text.parse()
-        .map_err(|e: doorbell::BootstrapError| e.to_string())
 }
 
 const EXAMPLES: &str = "\
