@@ -41,6 +41,7 @@ pub(super) fn nic(vendor: u64, device: u64) -> Option<&'static str> {
         (0x1d0f, 0xefa2) => "EFA (3rd generation)",
         (0x1d0f, 0xefa3) => "EFA (4th generation)",
         (0x1d0f, 0xec20 | 0xec21) => "ENA",
+        (0x1af4, 0x0001 | 0x1000 | 0x1041) => "network device",
         (0x14e4, 0x1750) => "BCM57508 (Thor)",
         (0x14e4, 0x1760) => "BCM57608 (Thor 2)",
         _ => return None,

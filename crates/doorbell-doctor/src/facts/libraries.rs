@@ -142,23 +142,12 @@ fn sites(view: View<'_>, environment: &Environment) -> Vec<String> {
         .iter()
         .filter_map(|name| environment.get(*name).cloned())
         .collect();
-    let fixed = [
-        "/usr",
-        "/usr/local",
-        "/opt/conda",
-        "/opt/venv",
-        "/root/miniconda3",
-        "/root/.local",
-    ];
+    let fixed = ["/usr", "/usr/local", "/opt/conda", "/opt/venv"];
     prefixes.extend(fixed.map(str::to_owned));
-    let mut homes: Vec<String> = view
-        .list("/home", |_| true)
-        .iter()
-        .map(|n| format!("/home/{n}"))
-        .collect();
-    homes.push("/root".into());
-    for home in homes {
+    // Other people's homes are not looked into.
+    if let Some(home) = environment.get("HOME") {
         prefixes.push(format!("{home}/.local"));
+        prefixes.push(format!("{home}/miniconda3"));
         let versions = format!("{home}/.pyenv/versions");
         prefixes.extend(
             view.list(&versions, |_| true)

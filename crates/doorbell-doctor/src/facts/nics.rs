@@ -16,7 +16,10 @@ pub(super) fn nics(view: View<'_>) -> Vec<Nic> {
         .collect();
     for name in view.list(NET, |n| n != "lo") {
         let device = format!("{NET}/{name}/device");
-        let taken = nics.iter().any(|n| n.interfaces.contains(&name));
+        // A software device stands on an adapter that is still worth showing.
+        let taken = nics
+            .iter()
+            .any(|n| n.pci.is_some() && n.interfaces.contains(&name));
         // Without a device behind it, it is a bridge, a tunnel, a veth.
         if taken || !view.exists(&device) {
             continue;

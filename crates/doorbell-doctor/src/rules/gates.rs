@@ -194,7 +194,7 @@ fn names<'n>(nics: impl Iterator<Item = &'n Nic>) -> String {
 
 /// A ConnectX or BlueField with an active port whose verbs node is here.
 pub(super) fn mlx5(facts: &Facts, source: &'static str) -> Gate {
-    let what = "a ConnectX or BlueField (mlx5) with an active port";
+    let what = "a ConnectX or BlueField (mlx5): active port, verbs device";
     let mut found = devices(facts, "mlx5_core").peekable();
     if found.peek().is_none() {
         let dead = facts
@@ -223,7 +223,7 @@ pub(super) fn mlx5(facts: &Facts, source: &'static str) -> Gate {
 
 /// Any RDMA device with an active port.
 pub(super) fn verbs(facts: &Facts, source: &'static str) -> Gate {
-    let what = "an RDMA device with an active port";
+    let what = "an RDMA device: active port, verbs device";
     let all: Vec<&Nic> = facts.nics.iter().filter(|n| n.rdma).collect();
     if all.is_empty() {
         return node(
@@ -340,7 +340,7 @@ pub(super) fn gpu_memory(facts: &Facts, legacy: bool, source: &'static str) -> G
 
 /// May a GPU thread store to the NIC's doorbell? Root may map it, others only with the registry key.
 pub(super) fn doorbell(facts: &Facts) -> Gate {
-    const WHAT: &str = "the NIC's doorbell mapped into the GPU: PeerMappingOverride=1, or root";
+    const WHAT: &str = "the NIC's doorbell mapped into the GPU";
     const FIX: &str = "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d/nvidia.conf, then reload the driver or reboot";
     const SOURCE: &str =
         "open-gpu-kernel-modules 595.45 osmemdesc.c (osCreateOsDescriptorFromIoMemory)";

@@ -175,6 +175,7 @@ pub(crate) fn may_carry(name: &str) -> bool {
         "GDRCOPY_",
     ];
     const NAMES: &[&str] = &[
+        "HOME",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
         "VIRTUAL_ENV",
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn secrets_are_not_carried() {
         assert!(may_carry("NCCL_GIN_TYPE"));
-        assert!(!may_carry("HOME"));
+        assert!(!may_carry("USER"));
         assert!(!may_carry("NIXL_ETCD_PASSWORD"));
         assert!(!may_carry("UCX_TOKEN"));
     }
