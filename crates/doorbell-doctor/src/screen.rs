@@ -111,7 +111,7 @@ impl Screen {
             );
             let (code, who) = who(library.who);
             let who = self.paint(code, &format!("{who:<9}"));
-            let takes = library.takes.unwrap_or("no path that leaves this node");
+            let takes = library.takes.unwrap_or("no path at all");
             self.line(&format!(
                 "  {name:<15} {:<6}  {who} {takes}",
                 library.source

@@ -11,11 +11,11 @@ use super::{library, path, variables, version};
 use crate::facts::{Facts, Found};
 use crate::report::{Gate, Library, Who};
 
-const INIT: &str = "NVSHMEM 3.8 host/init transport loading";
+const INIT: &str = "NVSHMEM 3.8 src/host/transport/transport.cpp";
 const COMMON: &str = "NVSHMEM 3.5.1 transport_ib_common.cpp";
 const IBGDA: &str = "NVSHMEM 3.5.1 ibgda.cpp";
 const GPUNETIO: &str = "NVSHMEM 3.8 gpunetio.cpp";
-const NEITHER: &str = "NVSHMEM 3.8 host/init: the two exclude each other";
+const NEITHER: &str = "NVSHMEM 3.8 src/host/transport/transport.cpp (the two exclude each other)";
 
 pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
     let asked = facts
@@ -81,7 +81,7 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         mlx5(facts, IBGDA),
         libverbs(facts, false, IBGDA),
     ];
-    ibgda.extend(shared(IBGDA));
+    ibgda.splice(0..0, shared(IBGDA));
     let mut gdaki = vec![
         module("gpunetio"),
         transport("gpunetio"),
@@ -102,7 +102,7 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         mlx5(facts, GPUNETIO),
         libverbs(facts, false, GPUNETIO),
     ];
-    gdaki.extend(shared(GPUNETIO));
+    gdaki.splice(0..0, shared(GPUNETIO));
     let rung =
         |gates: &[Gate]| -> Vec<Gate> { gates.iter().cloned().chain([doorbell(facts)]).collect() };
     let mut ibrc = vec![
@@ -117,9 +117,10 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         prefix(facts, found),
         libverbs(facts, false, COMMON),
     ];
-    ibrc.extend(shared(COMMON));
+    ibrc.splice(0..0, shared(COMMON));
     let fabric = facts.software("libfabric.so.1").is_some();
     let libfabric = vec![
+        gpu(facts, 70, INIT),
         module("libfabric"),
         transport("libfabric"),
         node(
@@ -130,7 +131,6 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
             INIT,
         ),
         verbs(facts, INIT),
-        gpu(facts, 70, INIT),
     ];
 
     let paths = vec![

@@ -41,7 +41,7 @@ pub trait Tree {
     fn bytes(&self, path: &str) -> Result<Vec<u8>, Denied>;
     /// Names in a folder that `want` takes, sorted, links not followed.
     fn names(&self, path: &str, want: &dyn Fn(&str) -> bool) -> Vec<String>;
-    /// What [`Elf`] needs of a shared object, as text.
+    /// What is used of a shared object, as text: what it links to, exports and says of its version.
     fn elf_text(&self, path: &str) -> Option<String>;
 }
 
