@@ -4,9 +4,8 @@
 //! its packets, its time-outs and what became of its messages. So a poster's packets do not wait for a look at the socket, and time-outs come
 //! after what arrived. Nothing here waits, and what a stranger sends costs a look-up and a count.
 //!
-//! A packet costs the kernel far more than it costs us. Where each request has been answered by a message of our own in the very next round
-//! (a ping-pong of WRITEs whose caller drives the engine), the acknowledgement is held for that round and travels with the message, in one
-//! train. A caller that stops driving leaves its peer without it, as without everything else, until it drives on or the queue pair goes.
+//! An acknowledgement leaves in the round in which its request arrived: a caller that drives the engine may stop at any time, and
+//! what was held back for company would then never leave.
 
 mod flight;
 mod link;
@@ -18,7 +17,7 @@ use std::time::Instant;
 
 use doorbell_port::{Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
-use doorbell_wire::roce::{Bth, Kind, Packet};
+use doorbell_wire::roce::{Bth, Packet};
 
 pub(super) use flight::Flight;
 pub(crate) use link::Link;
@@ -35,9 +34,6 @@ const BATCHES: usize = 4;
 const SHARE: usize = 128;
 /// A call that brought fewer packets than this has very likely emptied the socket.
 const FEW: usize = 16;
-/// Requests in a row that were answered in the next round, after which acknowledgements are held for one.
-const ANSWERS: u8 = 4;
-
 /// When connections are asked for packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -80,7 +76,6 @@ pub(crate) struct CorePort {
     /// Whose turn to send comes first.
     first: usize,
     epoch: Instant,
-    round: u64,
     strangers: StrangerCounters,
     /// The port failed; why.
     down: Option<String>,
@@ -105,7 +100,6 @@ impl CorePort {
             links: Vec::new(),
             first: 0,
             epoch: Instant::now(),
-            round: 1,
             strangers: StrangerCounters::default(),
             down: None,
         }
@@ -181,10 +175,6 @@ impl CorePort {
                 } else {
                     match Packet::parse(packet.bytes) {
                         Ok(parsed) => {
-                            // A peer that sends counts its completions, and may wait for the last one when we are done with ours.
-                            if parsed.kind == Kind::Write {
-                                link.pace.heard = self.round;
-                            }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
                         }
@@ -201,7 +191,6 @@ impl CorePort {
 
     /// One round. `posted`: queue pairs may have posted something.
     fn turn(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner, posted: bool) -> u64 {
-        self.round += 1;
         let mut done = 0;
         if posted {
             done += self.drive(qps, inner, Stage::Posted);
@@ -260,9 +249,6 @@ impl CorePort {
         };
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
-        }
-        if link.pace.hold(stage == Stage::Heard, self.round) {
-            return 0;
         }
         let mut sent = 0;
         for _ in 0..SHARE {
@@ -366,13 +352,12 @@ impl super::Core {
         }
     }
 
-    /// Sends what was held back for a queue pair that goes.
+    /// Sends what a queue pair that goes still owes its peer.
     pub(super) fn roce_farewell(&mut self, inner: &Inner, slot: u32) {
         let Self { qps, roce, .. } = self;
         let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
         if let (Some(roce), Some(qp)) = (roce, qp)
-            && let Target::Roce(link) = &qp.cold.target
-            && link.pace.is_holding()
+            && matches!(qp.cold.target, Target::Roce(_))
             && qp.cold.shared.state() == QpState::Ready
         {
             let now = roce.now();
