@@ -280,7 +280,7 @@ impl Device {
         self.inner.provider.roce_counters()
     }
 
-    /// The queue pair that a peer described by [`LinkKind::Roce`], as something to connect to: what both ports can do is
+    /// The queue pair that a peer described by [`LinkKind::Roce`](crate::LinkKind::Roce), as something to connect to: what both ports can do is
     /// put together. Another process of this host is reached by [`crate::Peer::destination`].
     pub fn destination(&self, endpoint: &Endpoint) -> Result<Destination> {
         let Some(roce) = &endpoint.roce else {
