@@ -143,65 +143,58 @@ fn peer_uc_pingpong_listens() {
     we_call("ibv_uc_pingpong -d rxe0 -g 1 -n 200", &args, 18515);
 }
 
-/// Options of `perf` that go with `ib_write_bw -n 200 -s 4096`.
-const PERFTEST: [&str; 10] = [
-    "perf",
-    "put-bw",
-    "--peer",
-    "perftest",
-    "--iters",
-    "200",
-    "--size",
-    "4096",
-    "--link",
-    "roce:PORT",
-];
+/// Options of `perf TEST` that go with `-n 200 -s 4096` of perftest's program.
+fn perftest(test: &str) -> [&str; 10] {
+    [
+        "perf",
+        test,
+        "--peer",
+        "perftest",
+        "--iters",
+        "200",
+        "--size",
+        "4096",
+        "--link",
+        "roce:PORT",
+    ]
+}
+
+/// The guest's program calls. The port of perftest's exchange is fixed on our side.
+fn perftest_calls(program: &str, test: &str) {
+    let command = format!("{program} -F -d rxe0 -x 1 -n 200 -s 4096 10.0.2.2");
+    we_serve(&command, &perftest(test), 18515);
+}
+
+/// The guest's program listens.
+fn perftest_listens(program: &str, test: &str) {
+    let args = [&perftest(test)[..], &["--connect", "127.0.0.1:CONTROL"]].concat();
+    we_call(
+        &format!("{program} -F -d rxe0 -x 1 -n 200 -s 4096"),
+        &args,
+        18515,
+    );
+}
 
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
 fn peer_ib_write_bw_calls() {
-    // The port of perftest's exchange is fixed on our side.
-    we_serve(
-        "ib_write_bw -F -d rxe0 -x 1 -n 200 -s 4096 10.0.2.2",
-        &PERFTEST,
-        18515,
-    );
+    perftest_calls("ib_write_bw", "put-bw");
 }
 
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
 fn peer_ib_write_bw_listens() {
-    let args = [&PERFTEST[..], &["--connect", "127.0.0.1:CONTROL"]].concat();
-    we_call("ib_write_bw -F -d rxe0 -x 1 -n 200 -s 4096", &args, 18515);
+    perftest_listens("ib_write_bw", "put-bw");
 }
-
-/// The same for `ib_send_bw -n 200 -s 4096`.
-const SENDS: [&str; 10] = [
-    "perf",
-    "send-bw",
-    "--peer",
-    "perftest",
-    "--iters",
-    "200",
-    "--size",
-    "4096",
-    "--link",
-    "roce:PORT",
-];
 
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
 fn peer_ib_send_bw_calls() {
-    we_serve(
-        "ib_send_bw -F -d rxe0 -x 1 -n 200 -s 4096 10.0.2.2",
-        &SENDS,
-        18515,
-    );
+    perftest_calls("ib_send_bw", "send-bw");
 }
 
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
 fn peer_ib_send_bw_listens() {
-    let args = [&SENDS[..], &["--connect", "127.0.0.1:CONTROL"]].concat();
-    we_call("ib_send_bw -F -d rxe0 -x 1 -n 200 -s 4096", &args, 18515);
+    perftest_listens("ib_send_bw", "send-bw");
 }

@@ -2,7 +2,7 @@
 
 use doorbell_wire::roce::{AethKind, Ext, Kind, NakCode, Packet, Psn, rnr_timer_ns};
 
-use super::Requester;
+use super::{Posted, Requester};
 use crate::counters::Counters;
 use crate::memory::{Memory, Status};
 use crate::message::{Event, Failure, Op};
@@ -25,8 +25,8 @@ impl Requester {
         let before = self.una;
         match packet.kind {
             Kind::Acknowledge => self.acknowledge(packet, now, counters),
-            Kind::ReadResponse => self.read_response(packet, now, memory, counters),
-            Kind::AtomicAcknowledge => self.atomic_response(packet, now, memory, counters),
+            Kind::ReadResponse => self.read_response(packet, memory, counters),
+            Kind::AtomicAcknowledge => self.atomic_response(packet, memory, counters),
             _ => counters.unexpected_packets += 1,
         }
         self.progressed(before, now);
@@ -181,19 +181,24 @@ impl Requester {
         }
     }
 
+    /// The message whose answer is next, if that is what `psn` is: everything before it is then acknowledged. Otherwise an answer before it is
+    /// missing, and is asked for again.
+    fn answered(&mut self, psn: Psn, counters: &mut Counters) -> Option<Posted> {
+        if !self.advance(psn) || self.una != psn {
+            self.missing_answer(counters);
+            return None;
+        }
+        self.messages.front().copied()
+    }
+
     fn read_response(
         &mut self,
         packet: &Packet<'_>,
-        _now: u64,
         memory: &mut impl Memory,
         counters: &mut Counters,
     ) {
         let psn = packet.bth.psn;
-        if !self.advance(psn) || self.una != psn {
-            self.missing_answer(counters);
-            return;
-        }
-        let Some(&posted) = self.messages.front() else {
+        let Some(posted) = self.answered(psn, counters) else {
             return;
         };
         let Op::Read { .. } = posted.message.op else {
@@ -227,16 +232,11 @@ impl Requester {
     fn atomic_response(
         &mut self,
         packet: &Packet<'_>,
-        _now: u64,
         memory: &mut impl Memory,
         counters: &mut Counters,
     ) {
         let psn = packet.bth.psn;
-        if !self.advance(psn) || self.una != psn {
-            self.missing_answer(counters);
-            return;
-        }
-        let Some(&posted) = self.messages.front() else {
+        let Some(posted) = self.answered(psn, counters) else {
             return;
         };
         let (Ext::AtomicAck(_, value), Op::FetchAdd { .. } | Op::CompareSwap { .. }) =
