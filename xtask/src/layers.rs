@@ -17,6 +17,7 @@ const LAYERS: &[&str] = &[
     "doorbell-gpu",
     "doorbell-roce",
     "doorbell-port",
+    "doorbell-verbs",
     "doorbell-hca",
     "doorbell",
     "doorbell-c",

@@ -1,0 +1,366 @@
+//! Work requests: several of one queue pair, given to the device together.
+//!
+//! Devices have one of two ways: a list of structures (`ibv_post_send`), or calls that build each request in the device's own queue
+//! (`ibv_wr_*`). A [`Batch`] takes requests in one form and uses whichever its queue pair has.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
+
+use crate::abi::*;
+use crate::queue::Qp;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Local memory, or inline bytes, to `addr`.
+    Write {
+        /// The peer's address.
+        addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// The immediate, in host order.
+        imm: Option<u32>,
+    },
+    /// From `addr` to local memory.
+    Read {
+        /// The peer's address.
+        addr: u64,
+        /// The peer's key.
+        rkey: u32,
+    },
+    /// To the peer's next receive.
+    Send {
+        /// The immediate, in host order.
+        imm: Option<u32>,
+    },
+    /// Adds; the old value comes to local memory.
+    FetchAdd {
+        /// The peer's address.
+        addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// What to add.
+        add: u64,
+    },
+    /// Swaps if equal; the old value comes to local memory.
+    CompareSwap {
+        /// The peer's address.
+        addr: u64,
+        /// The peer's key.
+        rkey: u32,
+        /// What it must be.
+        compare: u64,
+        /// What it becomes.
+        swap: u64,
+    },
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Pieces of registered memory; may be none.
+    Pieces(&'a [Sge]),
+    /// Bytes that are copied at once.
+    Inline(&'a [u8]),
+}
+
+/// One work request.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    /// What its completion says.
+    pub id: u64,
+    /// [`send_flags`]; [`send_flags::INLINE`] is set by itself.
+    pub flags: u32,
+    /// What to do.
+    pub op: Op,
+    /// With which bytes.
+    pub data: Data<'a>,
+}
+
+/// The device took only part of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// So many were taken.
+    pub taken: usize,
+    /// What it said of the next, as `errno`.
+    pub errno: i32,
+}
+
+/// The calls of a queue pair that has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Calls {
+    qp: NonNull<RawQpEx>,
+    compare_swap: Option<unsafe extern "C" fn(*mut RawQpEx, u32, u64, u64, u64)>,
+    fetch_add: Option<unsafe extern "C" fn(*mut RawQpEx, u32, u64, u64)>,
+    read: unsafe extern "C" fn(*mut RawQpEx, u32, u64),
+    write: unsafe extern "C" fn(*mut RawQpEx, u32, u64),
+    write_imm: unsafe extern "C" fn(*mut RawQpEx, u32, u64, u32),
+    send: unsafe extern "C" fn(*mut RawQpEx),
+    send_imm: unsafe extern "C" fn(*mut RawQpEx, u32),
+    set_inline: unsafe extern "C" fn(*mut RawQpEx, *mut c_void, usize),
+    set_sge: unsafe extern "C" fn(*mut RawQpEx, u32, u64, u32),
+    set_sge_list: unsafe extern "C" fn(*mut RawQpEx, usize, *const Sge),
+    start: unsafe extern "C" fn(*mut RawQpEx),
+    complete: unsafe extern "C" fn(*mut RawQpEx) -> c_int,
+}
+
+impl Calls {
+    /// Those of an extended queue pair; `None` if one that is always needed is missing.
+    ///
+    /// # Safety
+    /// `qp` is null or an extended queue pair.
+    pub(crate) unsafe fn of(qp: *mut RawQpEx) -> Option<Self> {
+        let qp = NonNull::new(qp)?;
+        let raw = qp.as_ptr();
+        // SAFETY: the caller's promise. Field by field: nothing is assumed about what lies behind those.
+        unsafe {
+            Some(Self {
+                qp,
+                compare_swap: (*raw).compare_swap,
+                fetch_add: (*raw).fetch_add,
+                read: (*raw).read?,
+                write: (*raw).write?,
+                write_imm: (*raw).write_imm?,
+                send: (*raw).send?,
+                send_imm: (*raw).send_imm?,
+                set_inline: (*raw).set_inline?,
+                set_sge: (*raw).set_sge?,
+                set_sge_list: (*raw).set_sge_list?,
+                start: (*raw).start?,
+                complete: (*raw).complete?,
+            })
+        }
+    }
+}
+
+/// Requests on their way to the device.
+#[derive(Debug, Default)]
+pub struct Batch {
+    wrs: Vec<SendWr>,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    /// Requests given by calls since the first.
+    called: usize,
+}
+
+// SAFETY: the pointers in `wrs` are set and used within one call.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    /// How many requests wait for [`Batch::submit`].
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.wrs.len() + self.called
+    }
+
+    /// Are there none?
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a request. `false`: the queue pair has no such operation, and nothing was added.
+    ///
+    /// # Safety
+    /// All requests of a batch are of one queue pair, from the first to [`Batch::submit`], during which nobody else posts to it. The pieces may be
+    /// used until the request completes or the queue pair is reset or destroyed.
+    #[inline]
+    pub unsafe fn push(&mut self, qp: &Qp, work: &Work<'_>) -> bool {
+        match &qp.calls {
+            // SAFETY: the caller's promise.
+            Some(calls) => unsafe { self.call(calls, work) },
+            None => {
+                self.list(work);
+                true
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Batch::push`].
+    #[inline]
+    unsafe fn call(&mut self, calls: &Calls, work: &Work<'_>) -> bool {
+        let qp = calls.qp.as_ptr();
+        let missing = match work.op {
+            Op::FetchAdd { .. } => calls.fetch_add.is_none(),
+            Op::CompareSwap { .. } => calls.compare_swap.is_none(),
+            _ => false,
+        };
+        if missing {
+            return false;
+        }
+        // SAFETY: the queue pair lives, and these are its functions; inline bytes and pieces are copied by the calls.
+        unsafe {
+            if self.called == 0 {
+                (calls.start)(qp);
+            }
+            self.called += 1;
+            (*qp).wr_id = work.id;
+            (*qp).wr_flags = work.flags;
+            match work.op {
+                Op::Write { addr, rkey, imm } => match imm {
+                    None => (calls.write)(qp, rkey, addr),
+                    Some(imm) => (calls.write_imm)(qp, rkey, addr, imm.to_be()),
+                },
+                Op::Read { addr, rkey } => (calls.read)(qp, rkey, addr),
+                Op::Send { imm: None } => (calls.send)(qp),
+                Op::Send { imm: Some(imm) } => (calls.send_imm)(qp, imm.to_be()),
+                Op::FetchAdd { addr, rkey, add } => {
+                    if let Some(f) = calls.fetch_add {
+                        f(qp, rkey, addr, add);
+                    }
+                }
+                Op::CompareSwap {
+                    addr,
+                    rkey,
+                    compare,
+                    swap,
+                } => {
+                    if let Some(f) = calls.compare_swap {
+                        f(qp, rkey, addr, compare, swap);
+                    }
+                }
+            }
+            match work.data {
+                Data::Pieces([one]) => (calls.set_sge)(qp, one.lkey, one.addr, one.length),
+                Data::Pieces(many) => (calls.set_sge_list)(qp, many.len(), many.as_ptr()),
+                Data::Inline(bytes) => {
+                    (calls.set_inline)(qp, bytes.as_ptr().cast_mut().cast(), bytes.len());
+                }
+            }
+        }
+        true
+    }
+
+    #[inline]
+    fn list(&mut self, work: &Work<'_>) {
+        let (opcode, imm, target) = match work.op {
+            Op::Write { addr, rkey, imm } => {
+                let opcode = match imm {
+                    None => wr_opcode::WRITE,
+                    Some(_) => wr_opcode::WRITE_IMM,
+                };
+                (opcode, imm, [addr, rkey.into(), 0, 0])
+            }
+            Op::Read { addr, rkey } => (wr_opcode::READ, None, [addr, rkey.into(), 0, 0]),
+            Op::Send { imm: None } => (wr_opcode::SEND, None, [0; 4]),
+            Op::Send { imm } => (wr_opcode::SEND_IMM, imm, [0; 4]),
+            Op::FetchAdd { addr, rkey, add } => {
+                (wr_opcode::FETCH_ADD, None, [addr, add, 0, rkey.into()])
+            }
+            Op::CompareSwap {
+                addr,
+                rkey,
+                compare,
+                swap,
+            } => (
+                wr_opcode::COMPARE_SWAP,
+                None,
+                [addr, compare, swap, rkey.into()],
+            ),
+        };
+        let mut flags = work.flags;
+        // Addresses of what may still move are places until the batch is submitted.
+        let (at, pieces) = (
+            self.sges.len(),
+            match work.data {
+                Data::Pieces(pieces) => {
+                    self.sges.extend_from_slice(pieces);
+                    pieces.len()
+                }
+                Data::Inline([]) => 0,
+                Data::Inline(bytes) => {
+                    flags |= send_flags::INLINE;
+                    self.sges.push(Sge {
+                        addr: self.inline.len() as u64,
+                        length: bytes.len() as u32,
+                        lkey: 0,
+                    });
+                    self.inline.extend_from_slice(bytes);
+                    1
+                }
+            },
+        );
+        self.wrs.push(SendWr {
+            wr_id: work.id,
+            next: core::ptr::null_mut(),
+            sg_list: core::ptr::without_provenance_mut(at),
+            num_sge: pieces as c_int,
+            opcode,
+            send_flags: flags,
+            imm: imm.unwrap_or(0).to_be(),
+            target,
+            qp_type: 0,
+            rest: [0; 6],
+        });
+    }
+
+    /// Gives everything to the device. The batch is empty afterwards.
+    ///
+    /// # Errors
+    /// [`Refused`]: what it took first it carries out.
+    ///
+    /// # Safety
+    /// As for [`Batch::push`].
+    #[inline]
+    pub unsafe fn submit(&mut self, qp: &Qp) -> Result<(), Refused> {
+        if let Some(calls) = &qp.calls {
+            if std::mem::take(&mut self.called) == 0 {
+                return Ok(());
+            }
+            // SAFETY: started by the first `push`; these are the queue pair's functions.
+            return match unsafe { (calls.complete)(calls.qp.as_ptr()) } {
+                0 => Ok(()),
+                errno => Err(Refused {
+                    taken: 0,
+                    errno: errno.abs(),
+                }),
+            };
+        }
+        let count = self.wrs.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let (first, sges, inline) = (
+            self.wrs.as_mut_ptr(),
+            self.sges.as_mut_ptr(),
+            self.inline.as_ptr(),
+        );
+        for i in 0..count {
+            // SAFETY: `i` is a request of the list, its place of pieces is one of theirs, and an inline piece's address is a place
+            // in the inline bytes.
+            unsafe {
+                let wr = first.add(i);
+                let at = sges.add((*wr).sg_list.addr());
+                if (*wr).send_flags & send_flags::INLINE != 0 {
+                    (*at).addr = inline.add((*at).addr as usize).expose_provenance() as u64;
+                }
+                (*wr).sg_list = at;
+                (*wr).next = if i + 1 < count {
+                    first.add(i + 1)
+                } else {
+                    core::ptr::null_mut()
+                };
+            }
+        }
+        let mut bad: *mut SendWr = core::ptr::null_mut();
+        // SAFETY: the queue pair lives; the list and what it points to live during the call, which copies them.
+        let rc = unsafe { (qp.post_send)(qp.raw(), first, &mut bad) };
+        let done = match rc {
+            0 => Ok(()),
+            rc => {
+                let errno = if rc < 0 { crate::error::errno() } else { rc };
+                // A provider that names no request, or a strange one, took none that we know of.
+                let taken = (0..count).find(|i| first.wrapping_add(*i) == bad);
+                Err(Refused {
+                    taken: taken.unwrap_or(0),
+                    errno,
+                })
+            }
+        };
+        self.wrs.clear();
+        self.sges.clear();
+        self.inline.clear();
+        done
+    }
+}
