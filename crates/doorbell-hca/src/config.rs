@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::mem::table::MAX_LOG_SLOTS;
+use crate::script::Script;
 
 /// Who runs the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,8 @@ pub struct HcaConfig {
     pub rnr_limit: Duration,
     /// Copies of GPU memory: order and patience.
     pub dma: DmaConfig,
+    /// Faults to play, for tests and for who looks at them.
+    pub script: Option<Script>,
     /// How long dropping a [`Mr`](crate::Mr) or [`HcaQp`](crate::HcaQp) waits before it leaks instead.
     pub drop_timeout: Duration,
 }
@@ -89,6 +92,7 @@ impl Default for HcaConfig {
             stale_limit: Duration::from_millis(20),
             rnr_limit: Duration::from_millis(100),
             dma: DmaConfig::default(),
+            script: None,
             drop_timeout: Duration::from_secs(2),
         }
     }

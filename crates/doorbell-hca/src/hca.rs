@@ -23,6 +23,7 @@ use crate::place::{self, Placement};
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, HcaQp, QpConfig};
 use crate::roce::{PortConfig, RoceCounters, RocePort};
+use crate::script::ScriptRun;
 
 /// A software HCA.
 #[derive(Clone)]
@@ -58,6 +59,8 @@ pub(crate) struct Inner {
     pub(crate) events: Events,
     pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
     pub(crate) stop: AtomicBool,
+    /// The fault script that is being played.
+    pub(crate) script: Option<Arc<ScriptRun>>,
     /// Packet ports, by core.
     ports: Mutex<HashMap<usize, RocePort>>,
     doorbells: Doorbells,
@@ -176,7 +179,15 @@ impl Hca {
             what: "making the key table",
             source,
         })?;
-        let cores = (0..count).map(|i| CoreSlot::new(i, config.dma)).collect();
+        let script = match &config.script {
+            Some(script) if !script.is_empty() => {
+                Some(Arc::new(ScriptRun::new(script.clone(), count)))
+            }
+            _ => None,
+        };
+        let cores = (0..count)
+            .map(|i| CoreSlot::new(i, config.dma, script.clone()))
+            .collect();
         let inner = Arc::new(Inner {
             regions,
             grace: GraceClock::default(),
@@ -185,6 +196,7 @@ impl Hca {
             events: Events::default(),
             exporter: OnceLock::new(),
             stop: AtomicBool::new(false),
+            script,
             ports: Mutex::default(),
             doorbells: Doorbells::default(),
             next_pd: AtomicU32::new(1),
@@ -351,12 +363,25 @@ impl Hca {
             .unwrap_or_else(PoisonError::into_inner)
             .get(&core)
             .and_then(|port| port.qpn_class);
+        let script = inner
+            .script
+            .as_ref()
+            .map(|run| (Arc::clone(run), run.next_nth()));
         let shared = inner.queues.enter(config.cq.cqn, class, |qpn| {
-            let recv = config.rq.map(|rq| engine::recv::RecvQueue::new(rq, qpn));
+            let recv = config.rq.map(|rq| {
+                let mut recv = engine::recv::RecvQueue::new(rq, qpn);
+                if let Some((run, nth)) = &script {
+                    recv.adopt(engine::script::RecvScript::new(run, qpn, *nth, core));
+                }
+                recv
+            });
             QpShared::new(qpn, config.pd, core, config.cq.cqn, recv)
         })?;
         // SAFETY: this function's contract is that of `EngineQp::new`.
-        let qp = unsafe { engine::EngineQp::new(config, Arc::clone(&shared)) };
+        let mut qp = unsafe { engine::EngineQp::new(config, Arc::clone(&shared)) };
+        if let Some((run, nth)) = &script {
+            qp.adopt(run, *nth);
+        }
         let timeout = inner.config.drop_timeout;
         match inner.on_core(
             core,
@@ -451,6 +476,11 @@ impl Hca {
     /// The next event; waits for one up to `timeout`. It does not drive the engine.
     pub fn wait_event(&self, timeout: Duration) -> Option<Event> {
         self.0.inner.events.wait(timeout)
+    }
+
+    /// The fault script that is being played, and what it has done so far.
+    pub fn script(&self) -> Option<&ScriptRun> {
+        self.0.inner.script.as_deref()
     }
 
     /// Events that were dropped because nobody took them.

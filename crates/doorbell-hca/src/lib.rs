@@ -27,6 +27,7 @@ mod place;
 pub mod qp;
 mod raw;
 pub mod roce;
+pub mod script;
 pub mod shm;
 
 pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};

@@ -27,6 +27,11 @@ pub trait RemoteQp: Send + Sync + fmt::Debug {
     /// The peer process, as [`Hca::peer_down`](crate::Hca::peer_down) names it.
     fn peer(&self) -> u64;
 
+    /// Its process, if the system says so.
+    fn process(&self) -> Option<u32> {
+        None
+    }
+
     /// The number of the target QP, for reports.
     fn qpn(&self) -> Qpn;
 

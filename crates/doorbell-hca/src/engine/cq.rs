@@ -121,6 +121,30 @@ impl CqWriter {
         unsafe { write(entry, &chunks) };
     }
 
+    /// Lets `write` write into `words` instead of the CQ.
+    pub(crate) fn onto(&self, words: &mut [u64; WORDS], write: impl FnOnce(&Self)) {
+        let scratch = Self {
+            ring: Shared::new(core::ptr::NonNull::from(&mut words[0])),
+            mask: 0,
+            ..*self
+        };
+        write(&scratch);
+    }
+
+    /// Puts a CQE that was made before into position `at`.
+    ///
+    /// # Safety
+    /// As for [`Self::ok`].
+    pub(crate) unsafe fn put(&self, at: u64, words: &[u64; WORDS]) {
+        let (entry, _) = self.entry(at);
+        for (i, word) in words[..WORDS - 1].iter().enumerate() {
+            // SAFETY: the caller's promise; eight words in a CQE.
+            unsafe { entry.word(i).store(*word) };
+        }
+        // SAFETY: as above.
+        unsafe { entry.word(WORDS - 1).store_release(words[WORDS - 1]) };
+    }
+
     /// Completes slot `at` in error.
     ///
     /// # Safety

@@ -107,7 +107,7 @@ impl EngineQp {
     /// # Safety
     /// The ring is mapped.
     #[inline(always)]
-    unsafe fn chunk(&self, at: u64, i: u64) -> Chunk {
+    pub(super) unsafe fn chunk(&self, at: u64, i: u64) -> Chunk {
         let slot = (at + i / 4) & self.mask;
         // SAFETY: the slot is inside the ring, the two words inside the slot.
         unsafe {
@@ -153,7 +153,7 @@ impl EngineQp {
     }
 
     /// Are copies or messages of earlier WQEs not complete yet?
-    fn is_under_way(&self) -> bool {
+    pub(super) fn is_under_way(&self) -> bool {
         !self.cold.copies.is_empty() || !self.cold.flight.is_empty()
     }
 

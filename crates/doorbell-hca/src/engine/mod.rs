@@ -15,6 +15,7 @@ mod qp;
 pub(crate) mod recv;
 mod roce;
 mod scan;
+pub(crate) mod script;
 mod send;
 mod slices;
 pub(crate) mod thread;
@@ -24,12 +25,14 @@ pub use counters::CoreCounters;
 pub(crate) use qp::EngineQp;
 
 use core::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::Instant;
 
 use exec::Step;
 use keys::Keys;
 use qp::{Park, Rung, Target};
 use scan::Lines;
+use script::Says;
 
 use crate::dma::{self, DmaConfig, DmaCore};
 use crate::error::{HcaError, Result};
@@ -38,6 +41,7 @@ use crate::hca::Inner;
 use crate::link::Destination;
 use crate::mem::grace::Acknowledger;
 use crate::qp::{DoorbellWord, QpState};
+use crate::script::ScriptRun;
 
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
 const IDLE_TURNS: u32 = 256;
@@ -76,10 +80,12 @@ pub(crate) struct Core {
     dma: DmaCore,
     /// The packet port, if one was opened.
     roce: Option<Box<roce::CorePort>>,
+    /// A fault script that is being played.
+    script: Option<Arc<ScriptRun>>,
 }
 
 impl Core {
-    pub(crate) fn new(index: usize, dma: DmaConfig) -> Self {
+    pub(crate) fn new(index: usize, dma: DmaConfig, script: Option<Arc<ScriptRun>>) -> Self {
         Self {
             index,
             qps: Vec::new(),
@@ -91,11 +97,17 @@ impl Core {
             acknowledger: Acknowledger::default(),
             dma: DmaCore::new(dma),
             roce: None,
+            script,
         }
     }
 
     /// One round. `true` if anything was done.
     pub(crate) fn round(&mut self, inner: &Inner) -> bool {
+        if let Some(script) = self.script.clone()
+            && self.play(&script)
+        {
+            return false;
+        }
         let slot = &inner.cores[self.index];
         if slot.has_mail() {
             slot.run_mail(self, inner);
@@ -517,16 +529,28 @@ impl EngineQp {
                 return true;
             }
         }
-        let packets = matches!(self.cold.target, Target::Roce(_));
+        let mut singly = matches!(self.cold.target, Target::Roce(_));
         let start = self.exec;
         // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
         let batch = u64::from(cx.inner.config.batch).min(((self.mask + 1) / 16).max(32));
-        let end = self.pi.min(start + batch);
+        let mut end = self.pi.min(start + batch);
+        if end > self.stop_at {
+            // SAFETY: passed on.
+            match unsafe { self.script_says(cx) } {
+                Says::Until(slot) => end = end.min(slot),
+                Says::Alone => (end, singly) = (start + 1, true),
+                Says::Nothing => return false,
+                Says::Fail(syndrome, vendor, ctrl) => {
+                    self.fail_as(cx.inner, syndrome, vendor, ctrl);
+                    return true;
+                }
+            }
+        }
         let mut failed = None;
         loop {
             // SAFETY: attached, `end <= pi`, keys checked in `check_target`.
             unsafe {
-                if self.cold.copies.is_empty() && self.park.is_none() && !packets {
+                if self.cold.copies.is_empty() && self.park.is_none() && !singly {
                     if self.per_slot() {
                         self.hot::<true>(end)
                     } else {

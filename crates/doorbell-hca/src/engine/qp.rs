@@ -18,6 +18,7 @@ use crate::link::RemoteQp;
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, OnError, QpConfig, QpState};
 use crate::raw::{Shared, fill_words};
+use crate::script::run::NEVER;
 
 /// Where requests go.
 #[derive(Debug)]
@@ -68,11 +69,17 @@ pub(crate) struct EngineQp {
     /// Counted in this turn.
     pub(super) bytes: u64,
     pub(super) wqes: u64,
+    /// Before this slot a fault script is asked; beyond every slot if there is none.
+    pub(super) stop_at: u64,
+    /// A doorbell that announces this slot is the script's.
+    pub(super) bell_stop: u64,
+    /// The script has something in mind for a CQE.
+    pub(super) tampered: bool,
     pub(super) keys: Keys,
     /// Our table's epoch and the target's stamp when the keys were cached.
     pub(super) stamps: (u64, (u64, u64)),
     bell: Shared<u64>,
-    bell_seen: u64,
+    pub(super) bell_seen: u64,
     ring_kind: RingKind,
     /// Turns without anything to do.
     pub(super) idle_turns: u32,
@@ -105,6 +112,7 @@ pub(super) struct ColdQp {
     pub(super) holding: Option<(Arc<QpShared>, u64)>,
     /// WQEs that are on their way as packets.
     pub(super) flight: super::roce::Flight,
+    pub(super) script: Option<Box<super::script::QpScript>>,
 }
 
 // SAFETY: the raw pointers inside are addresses of registered memory (see `keys`), used only by the core that owns the QP.
@@ -156,6 +164,9 @@ impl EngineQp {
             cq,
             bytes: 0,
             wqes: 0,
+            stop_at: NEVER,
+            bell_stop: NEVER,
+            tampered: false,
             keys: Keys::EMPTY,
             stamps: (0, (0, 0)),
             bell,
@@ -174,6 +185,7 @@ impl EngineQp {
                 copies: super::jobs::CopyQueue::default(),
                 holding: None,
                 flight: super::roce::Flight::default(),
+                script: None,
             }),
         };
         // SAFETY: the caller's promise: mapped, and nobody uses it yet.
@@ -222,6 +234,7 @@ impl EngineQp {
             .count
             .store(0, core::sync::atomic::Ordering::Release);
         self.publish_indexes();
+        self.restart_script();
         self.cold.shared.set_state(QpState::Reset);
     }
 
@@ -237,17 +250,27 @@ impl EngineQp {
     /// Looks at the doorbell word. One load if nothing happened.
     #[inline(always)]
     pub(super) fn look(&mut self) -> Rung {
-        // SAFETY: the word is mapped while the QP is attached. Acquire: the WQEs were written before it.
-        let raw = unsafe {
-            match self.ring_kind {
-                RingKind::Record => u64::from(self.bell.cast::<u32>().load_acquire()),
-                RingKind::Producer | RingKind::Doorbell => self.bell.load_acquire(),
-            }
-        };
+        // SAFETY: the word is mapped while the QP is attached.
+        let raw = unsafe { self.read_bell() };
         if raw == self.bell_seen {
             Rung::Nothing
         } else {
             self.rung(raw)
+        }
+    }
+
+    /// The doorbell word, the producer word or the record.
+    ///
+    /// # Safety
+    /// The QP is attached.
+    #[inline(always)]
+    pub(super) unsafe fn read_bell(&self) -> u64 {
+        // SAFETY: the caller's promise. Acquire: the WQEs were written before it.
+        unsafe {
+            match self.ring_kind {
+                RingKind::Record => u64::from(self.bell.cast::<u32>().load_acquire()),
+                RingKind::Producer | RingKind::Doorbell => self.bell.load_acquire(),
+            }
         }
     }
 
@@ -269,10 +292,17 @@ impl EngineQp {
             Advance::None => Rung::Nothing,
             // The producer may not run further ahead than the ring is deep, whatever it rang before.
             Advance::Slots(n) if self.pi + u64::from(n) - self.completed() <= u64::from(depth) => {
-                self.pi += u64::from(n);
+                let mut n = u64::from(n);
+                if self.pi + n > self.bell_stop {
+                    n = self.script_bell(n);
+                    if n == 0 {
+                        return Rung::Nothing;
+                    }
+                }
+                self.pi += n;
                 let counters = &self.cold.shared.counters;
                 counters.doorbells.add(1);
-                counters.slots_rung.add(u64::from(n));
+                counters.slots_rung.add(n);
                 Rung::More
             }
             Advance::Slots(_) | Advance::Jump => Rung::Bad(Fault::BadDoorbell),
@@ -301,8 +331,12 @@ impl EngineQp {
     pub(super) fn publish(&mut self) {
         if self.signalled != 0 {
             if !self.per_slot() {
+                let (at, sop) = (self.signalled - 1, self.signalled_sop);
                 // SAFETY: the QP is attached, so its CQ is mapped.
-                unsafe { self.cq.ok(self.signalled - 1, self.signalled_sop) };
+                let write = |cq: &CqWriter| unsafe { cq.ok(at, sop) };
+                if !(self.tampered && self.script_cqe(at, write)) {
+                    write(&self.cq);
+                }
                 self.cold.shared.counters.cqes.add(1);
             }
             self.signalled = 0;
@@ -335,7 +369,10 @@ impl EngineQp {
     pub(super) fn complete(&mut self, at: u64, sop: u32, signalled: bool, byte_cnt: u32) {
         if self.per_slot() {
             // SAFETY: the QP is attached, so its CQ is mapped.
-            unsafe { self.cq.ok_with_count(at, sop, byte_cnt) };
+            let write = |cq: &CqWriter| unsafe { cq.ok_with_count(at, sop, byte_cnt) };
+            if !(self.tampered && self.script_cqe(at, write)) {
+                write(&self.cq);
+            }
         } else if signalled {
             (self.signalled, self.signalled_sop) = (at + 1, sop);
         }
@@ -346,6 +383,34 @@ impl EngineQp {
     /// Fails the WQE at the head (or the QP as a whole) and flushes what was rung after it.
     #[cold]
     pub(super) fn fail(&mut self, inner: &Inner, fault: Fault, ctrl: Option<Ctrl>) {
+        let kind = match fault {
+            Fault::Destroyed => Some(ErrorKind::Closed),
+            Fault::EngineDown => Some(ErrorKind::EngineDown),
+            _ => None,
+        };
+        self.fail_with(inner, fault.syndrome(), fault.vendor(), ctrl, kind);
+    }
+
+    /// Fails it with a syndrome of somebody's choice.
+    #[cold]
+    pub(super) fn fail_as(
+        &mut self,
+        inner: &Inner,
+        syndrome: Syndrome,
+        vendor: Vendor,
+        ctrl: Option<Ctrl>,
+    ) {
+        self.fail_with(inner, syndrome, vendor, ctrl, None);
+    }
+
+    fn fail_with(
+        &mut self,
+        inner: &Inner,
+        syndrome: Syndrome,
+        vendor: Vendor,
+        ctrl: Option<Ctrl>,
+        kind: Option<ErrorKind>,
+    ) {
         self.publish();
         self.park = None;
         self.give_back();
@@ -355,18 +420,10 @@ impl EngineQp {
             Some(ctrl) if !self.per_slot() => u64::from(ctrl.slots().max(1)),
             _ => 1,
         };
-        let (syndrome, vendor) = (fault.syndrome(), fault.vendor());
-        let word = match fault {
-            Fault::Destroyed => ErrorWord(
-                ErrorWord::completion(syndrome.0, vendor.0, opcode, self.exec as u16).0 & !0xff
-                    | ErrorKind::Closed as u64,
-            ),
-            Fault::EngineDown => ErrorWord(
-                ErrorWord::completion(syndrome.0, vendor.0, opcode, self.exec as u16).0 & !0xff
-                    | ErrorKind::EngineDown as u64,
-            ),
-            _ => ErrorWord::completion(syndrome.0, vendor.0, opcode, self.exec as u16),
-        };
+        let mut word = ErrorWord::completion(syndrome.0, vendor.0, opcode, self.exec as u16);
+        if let Some(kind) = kind {
+            word = ErrorWord(word.0 & !0xff | kind as u64);
+        }
         self.announce(inner, word, opcode, syndrome, vendor);
         self.write_error(self.exec, opcode, syndrome, vendor);
         self.exec = (self.exec + slots).min(self.pi);
@@ -416,22 +473,21 @@ impl EngineQp {
         tracing::debug!(qpn = %shared.qpn, index = word.wqe_index(), opcode, "queue pair to error: {syndrome}; {vendor}");
     }
 
-    fn write_error(&self, at: u64, opcode: u8, syndrome: Syndrome, vendor: Vendor) {
-        if self.cold.config.on_error == OnError::Release {
+    fn write_error(&mut self, at: u64, opcode: u8, syndrome: Syndrome, vendor: Vendor) {
+        let release = self.cold.config.on_error == OnError::Release;
+        let write = |cq: &CqWriter| {
             // SAFETY: the QP is attached, so its CQ is mapped.
-            unsafe { self.cq.ok(at, self.cq.sop(opcode)) };
-        } else {
-            // SAFETY: as above.
             unsafe {
-                self.cq.error(
-                    at,
-                    at as u16,
-                    Kind::RequesterError,
-                    opcode,
-                    syndrome,
-                    vendor,
-                )
-            };
+                if release {
+                    cq.ok(at, cq.sop(opcode));
+                } else {
+                    let (index, kind) = (at as u16, Kind::RequesterError);
+                    cq.error(at, index, kind, opcode, syndrome, vendor);
+                }
+            }
+        };
+        if !(self.tampered && self.script_cqe(at, write)) {
+            write(&self.cq);
         }
         self.cold.shared.counters.cqes.add(1);
     }

@@ -8,6 +8,7 @@ use doorbell_wire::db::{self, Advance};
 use doorbell_wire::{Chunk, Local, Qpn};
 
 use super::cq::CqWriter;
+use super::script::RecvScript;
 use crate::copy::write;
 use crate::fault::Fault;
 use crate::qp::RqConfig;
@@ -31,6 +32,7 @@ pub(crate) struct RecvQueue {
     serial: u64,
     /// Does the memory still belong to us? Closed before it is let go, by whoever holds the lock around this queue.
     open: bool,
+    pub(super) script: Option<Box<RecvScript>>,
 }
 
 impl RecvQueue {
@@ -43,6 +45,7 @@ impl RecvQueue {
             taken: None,
             serial: 0,
             open: true,
+            script: None,
         }
     }
 
@@ -52,6 +55,9 @@ impl RecvQueue {
     /// The memory is mapped and nobody uses it.
     pub(crate) unsafe fn initialise(&mut self) {
         (self.pi, self.ci, self.taken) = (0, 0, None);
+        if let Some(script) = &mut self.script {
+            script.restart();
+        }
         // SAFETY: the caller's promise.
         unsafe {
             self.config.record.store_release(0);
@@ -86,16 +92,7 @@ impl RecvQueue {
             return false;
         }
         // SAFETY: the caller's promise.
-        unsafe {
-            self.cq.received(
-                self.ci,
-                self.ci as u16,
-                Kind::ResponderWriteImm,
-                byte_cnt,
-                imm,
-            )
-        };
-        self.ci += 1;
+        unsafe { self.received(Kind::ResponderWriteImm, byte_cnt, imm) };
         true
     }
 
@@ -226,10 +223,39 @@ impl RecvQueue {
             (false, None) => Kind::ResponderSend,
             (false, Some(_)) => Kind::ResponderSendImm,
         };
-        let (at, imm) = (self.ci, imm.unwrap_or(0));
         // SAFETY: the caller's promise.
-        unsafe { self.cq.received(at, at as u16, kind, byte_cnt, imm) };
+        unsafe { self.received(kind, byte_cnt, imm.unwrap_or(0)) };
+    }
+
+    /// Writes the CQE of the next receive.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    unsafe fn received(&mut self, kind: Kind, byte_cnt: u32, imm: u32) {
+        let at = self.ci;
+        // SAFETY: the caller's promise.
+        let write = |cq: &CqWriter| unsafe { cq.received(at, at as u16, kind, byte_cnt, imm) };
+        match &mut self.script {
+            None => write(&self.cq),
+            Some(script) => script.cqe(at, self.cq, write),
+        }
         self.ci += 1;
+    }
+
+    /// A script's completions whose time has come.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(super) unsafe fn script_due(&mut self, now: u64) {
+        if let (true, Some(script)) = (self.open, &mut self.script) {
+            // SAFETY: the caller's promise.
+            unsafe { script.due(now, self.cq) };
+        }
+    }
+
+    /// A script is played on this queue.
+    pub(crate) fn adopt(&mut self, script: Option<Box<RecvScript>>) {
+        self.script = script;
     }
 
     /// Completes the receive that was taken in error: it cannot hold the message. Its QP is to fail.

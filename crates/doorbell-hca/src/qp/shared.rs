@@ -73,6 +73,8 @@ counters! {
     copies;
     /// Slots flushed in the error state.
     flushed;
+    /// Times a rule of a fault script fired on its send queue.
+    faults;
 }
 
 /// A counter with one writer.

@@ -145,6 +145,13 @@ impl RemoteQp for ShmLink {
         u64::from(self.peer.id().0)
     }
 
+    fn process(&self) -> Option<u32> {
+        // 0: in another PID namespace.
+        u32::try_from(self.peer.credentials().pid)
+            .ok()
+            .filter(|pid| *pid != 0)
+    }
+
     fn qpn(&self) -> Qpn {
         self.remote
     }

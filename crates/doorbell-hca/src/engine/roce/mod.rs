@@ -66,6 +66,8 @@ impl Hasher for QpnHash {
 
 /// The port of a core.
 pub(crate) struct CorePort {
+    /// Its engine core.
+    core: usize,
     pub(super) port: Box<dyn Port>,
     rx: RecvBatch,
     tx: SendBatch,
@@ -91,8 +93,9 @@ impl std::fmt::Debug for CorePort {
 }
 
 impl CorePort {
-    pub(crate) fn new(port: Box<dyn Port>) -> Self {
+    pub(crate) fn new(port: Box<dyn Port>, core: usize) -> Self {
         Self {
+            core,
             rx: port.recv_batch(),
             port,
             tx: SendBatch::new(),
@@ -154,6 +157,9 @@ impl CorePort {
                 }
             };
             taken += came as u64;
+            if self.link_is_down(inner) {
+                continue;
+            }
             let now = self.now();
             for packet in self.rx.iter() {
                 let qp = Bth::peek_dest_qp(packet.bytes)
@@ -237,7 +243,7 @@ impl CorePort {
             done += qp.reap(inner);
         }
         if !self.tx.is_empty() {
-            self.flush();
+            self.flush(inner);
         }
         done
     }
@@ -252,7 +258,7 @@ impl CorePort {
         }
         let mut sent = 0;
         for _ in 0..SHARE {
-            if self.tx.space(&link.path).is_none() && !self.flush() {
+            if self.tx.space(&link.path).is_none() && !self.flush(inner) {
                 break;
             }
             let Some(space) = self.tx.space(&link.path) else {
@@ -269,8 +275,20 @@ impl CorePort {
         sent
     }
 
+    /// A fault script has cut the link.
+    fn link_is_down(&self, inner: &Inner) -> bool {
+        inner
+            .script
+            .as_ref()
+            .is_some_and(|run| run.link_is_down(self.core))
+    }
+
     /// Sends the batch; `false` if the kernel has no room for it.
-    fn flush(&mut self) -> bool {
+    fn flush(&mut self, inner: &Inner) -> bool {
+        if self.link_is_down(inner) {
+            self.tx.clear();
+            return true;
+        }
         match self.port.send(&mut self.tx) {
             Ok(_) => self.tx.is_empty(),
             Err(e) => {
@@ -362,13 +380,13 @@ impl super::Core {
         {
             let now = roce.now();
             roce.send_of(qp, inner, now, Stage::Posted);
-            roce.flush();
+            roce.flush(inner);
         }
     }
 
     /// Takes a port.
     pub(crate) fn open_roce(&mut self, port: Box<dyn Port>) {
-        self.roce = Some(Box::new(CorePort::new(port)));
+        self.roce = Some(Box::new(CorePort::new(port, self.index)));
     }
 
     /// What the port has seen.
