@@ -18,6 +18,7 @@ const LAYERS: &[&str] = &[
     "doorbell-roce",
     "doorbell-port",
     "doorbell-verbs",
+    "doorbell-verbs-mock",
     "doorbell-hca",
     "doorbell",
     "doorbell-c",

@@ -314,11 +314,10 @@ impl Context {
             let extended: *mut ExtendedContext = raw
                 .byte_sub(core::mem::offset_of!(ExtendedContext, context))
                 .cast();
-            let size = &raw const (*extended).size;
-            if *size < size_of::<ExtendedContext>() {
+            if (*extended).size < size_of::<ExtendedContext>() {
                 return None;
             }
-            *(&raw const (*extended).create_qp_ex)
+            (*extended).create_qp_ex
         }
     }
 

@@ -1,0 +1,203 @@
+//! What exists: devices, regions, queues, by number, behind one lock.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use doorbell_verbs::abi::*;
+
+use crate::{Config, Counts};
+
+/// Everything.
+#[derive(Default)]
+pub(crate) struct World {
+    pub(crate) devices: BTreeMap<u32, Device>,
+    pub(crate) regions: HashMap<u32, Region>,
+    pub(crate) qps: HashMap<u32, Queue>,
+    pub(crate) cqs: HashMap<u32, Completions>,
+    next: u32,
+}
+
+/// A device.
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) config: Config,
+    pub(crate) listed: bool,
+    pub(crate) removed: bool,
+    pub(crate) counts: Counts,
+    pub(crate) refuse_post: Option<(u64, i32)>,
+    pub(crate) fail_request: Option<(u64, u32, u32)>,
+    pub(crate) refuse_memory: Option<i32>,
+    pub(crate) refuse_rtr: Option<i32>,
+    pub(crate) reverse: bool,
+    pub(crate) lose: bool,
+    pub(crate) stall: bool,
+    pub(crate) events: VecDeque<(u32, usize)>,
+}
+
+impl Device {
+    pub(crate) fn remove(&mut self) {
+        self.removed = true;
+        self.raise(event_type::DEVICE_FATAL, 0);
+    }
+
+    pub(crate) fn raise(&mut self, event: u32, element: usize) {
+        self.events.push_back((event, element));
+    }
+}
+
+/// A memory region.
+pub(crate) struct Region {
+    pub(crate) device: u32,
+    pub(crate) pd: u32,
+    /// Where it is in this process.
+    pub(crate) at: u64,
+    pub(crate) base: u64,
+    pub(crate) len: u64,
+    pub(crate) access: u32,
+}
+
+/// A request that was posted.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    /// Its number on the device.
+    pub(crate) number: u64,
+    pub(crate) flags: u32,
+    pub(crate) opcode: u32,
+    pub(crate) imm: u32,
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) operands: [u64; 2],
+    pub(crate) pieces: Vec<Sge>,
+    pub(crate) inline: Option<Vec<u8>>,
+    /// Looks at a peer without a receive.
+    pub(crate) looks: u32,
+}
+
+/// A receive that was posted.
+pub(crate) struct Receive {
+    pub(crate) id: u64,
+    pub(crate) pieces: Vec<Sge>,
+}
+
+/// A queue pair.
+pub(crate) struct Queue {
+    pub(crate) device: u32,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) cap: QpCap,
+    pub(crate) state: u32,
+    pub(crate) access: u32,
+    pub(crate) dest: u32,
+    /// Requests not carried out yet.
+    pub(crate) sends: VecDeque<Request>,
+    /// Requests whose place in the queue no completion has given back yet.
+    pub(crate) held: u64,
+    /// Of those, how many the next signalled completion gives back.
+    pub(crate) unsignalled: u64,
+    pub(crate) receives: VecDeque<Receive>,
+    /// Address of its `RawQp`.
+    pub(crate) handle: usize,
+    /// Requests that are being built by calls.
+    pub(crate) building: Vec<Request>,
+}
+
+/// A completion queue.
+pub(crate) struct Completions {
+    pub(crate) entries: u32,
+    pub(crate) ready: VecDeque<(Wc, u64)>,
+}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+/// The lock on everything.
+pub(crate) struct Guard(MutexGuard<'static, Option<World>>);
+
+impl core::ops::Deref for Guard {
+    type Target = World;
+    fn deref(&self) -> &World {
+        self.0.as_ref().expect("made by `world`")
+    }
+}
+
+impl core::ops::DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut World {
+        self.0.as_mut().expect("made by `world`")
+    }
+}
+
+pub(crate) fn world() -> Guard {
+    let mut guard = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_with(World::default);
+    Guard(guard)
+}
+
+impl World {
+    pub(crate) fn add(&mut self, id: u32, name: &str, config: Config) {
+        let device = Device {
+            name: name.to_owned(),
+            config,
+            listed: true,
+            removed: false,
+            counts: Counts::default(),
+            refuse_post: None,
+            fail_request: None,
+            refuse_memory: None,
+            refuse_rtr: None,
+            reverse: false,
+            lose: false,
+            stall: false,
+            events: VecDeque::new(),
+        };
+        self.devices.insert(id, device);
+    }
+
+    /// A number that nothing has had: keys and queue pair numbers.
+    pub(crate) fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next + 0x100
+    }
+
+    pub(crate) fn owned(&self, device: u32) -> (u64, u64) {
+        let regions = self.regions.values().filter(|r| r.device == device).count();
+        let qps = self.qps.values().filter(|q| q.device == device).count();
+        (regions as u64, qps as u64)
+    }
+
+    /// Nothing is under way on a queue pair any more.
+    pub(crate) fn empty(&mut self, qpn: u32) {
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            return;
+        };
+        qp.sends.clear();
+        qp.receives.clear();
+        (qp.held, qp.unsignalled) = (0, 0);
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Some(cq) = self.cqs.get_mut(&cq) {
+                cq.ready.retain(|(wc, _)| wc.qp_num != qpn);
+            }
+        }
+    }
+
+    pub(crate) fn handle_of(&self, qpn: u32) -> usize {
+        self.qps.get(&qpn).map_or(0, |q| q.handle)
+    }
+
+    /// Where a range of a key is in this process.
+    pub(crate) fn find(
+        &self,
+        device: u32,
+        pd: u32,
+        key: u32,
+        addr: u64,
+        len: u64,
+        need: u32,
+    ) -> Option<u64> {
+        let region = self.regions.get(&key)?;
+        let offset = addr.wrapping_sub(region.base);
+        let inside = len <= region.len && offset <= region.len - len;
+        let fits = region.device == device && region.pd == pd && region.access & need == need;
+        (inside && fits).then(|| region.at + offset)
+    }
+}
