@@ -276,7 +276,11 @@ fn link(text: &str) -> Result<LinkChoice, String> {
                 "after `roce:` comes a port, as in roce:udp://192.0.2.1 or roce:raw:eth0".into(),
             );
         }
-        ("roce", _) => Link::Roce,
+        ("roce", Some(port)) => {
+            remote::roce_port(port)?;
+            Link::Roce
+        }
+        ("roce", None) => Link::Roce,
         _ => {
             return Err(
                 "give loopback, shm, roce, roce:udp://ADDR[:PORT] or roce:raw:IFNAME".into(),

@@ -44,7 +44,7 @@ pub(crate) struct DoctorArgs {
 /// Prints it; every error is told here, since status 1 means something else.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Ended> {
     let status = judge(args).unwrap_or_else(|error| {
-        eprintln!("doorbell: {}", crate::words(&error));
+        crate::complain(&format!("doorbell: {}", crate::words(&error)));
         COULD_NOT
     });
     Ok(Ended::Verdict(status))

@@ -41,7 +41,7 @@ pub(crate) fn gather(whom: Whom) -> Result<Vec<ProcessReport>> {
             for pid in pids {
                 match server::ask(pid) {
                     Ok(report) => reports.push(report),
-                    Err(error) => eprintln!("doorbell: {error}"),
+                    Err(error) => crate::complain(&format!("doorbell: {error}")),
                 }
             }
             if reports.is_empty() {

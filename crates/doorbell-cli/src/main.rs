@@ -1,5 +1,8 @@
 //! The `doorbell` command: `info` says what would be used here and why, `perf` measures and checks.
 
+// Those macros panic where nobody reads any more.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
 mod args_tools;
 mod config;
@@ -23,7 +26,7 @@ mod stats;
 mod table;
 mod units;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -76,7 +79,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::CheckFailed) => {
-            eprintln!("doorbell: a check failed");
+            complain("doorbell: a check failed");
             ExitCode::from(3)
         }
         Ok(Ended::CheckFailedThere) => ExitCode::from(3),
@@ -84,13 +87,18 @@ fn main() -> ExitCode {
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("doorbell: {}", words(&error));
+            complain(&format!("doorbell: {}", words(&error)));
             match error.is::<WrongArguments>() {
                 true => ExitCode::from(2),
                 false => ExitCode::FAILURE,
             }
         }
     }
+}
+
+/// One line on standard error. Who has closed that does not want to know.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// An error and what is behind it, each thing once: many errors of the libraries already name their cause.

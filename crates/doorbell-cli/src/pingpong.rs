@@ -5,6 +5,7 @@
 //! sides are Doorbell: the programs send whatever their buffers hold.
 
 use std::collections::VecDeque;
+use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -27,10 +28,9 @@ struct Side {
 impl Side {
     fn new(args: &PingpongArgs, socket: &Socket) -> Result<Self> {
         let ip = socket.local_ip()?;
-        let port = match (&args.port_spec, ip) {
-            (Some(port), _) => port.clone(),
-            (None, std::net::IpAddr::V4(ip)) => format!("udp://{ip}:{ROCE_PORT}"),
-            (None, std::net::IpAddr::V6(ip)) => format!("udp://[{ip}]:{ROCE_PORT}"),
+        let port = match &args.port_spec {
+            Some(port) => port.clone(),
+            None => crate::foreign::port_at(ip),
         };
         let mut own = args.device.clone();
         if std::env::var_os("DOORBELL_HCA_CORES").is_none() {
@@ -77,17 +77,17 @@ impl Side {
     fn connect(self, args: &PingpongArgs, theirs: &Foreign) -> Result<(Device, Mr, Qp)> {
         let mine = self.device.roce_offer()?;
         let to = theirs.destination(&mine, args.mtu, args.uc)?;
-        println!(
+        tell(&format!(
             "  local address:  QPN {:#08x}, PSN {:#08x}, {}",
             self.mine.qpn, self.mine.psn, mine.address
-        );
-        println!(
+        ))?;
+        tell(&format!(
             "  remote address: QPN {:#08x}, PSN {:#08x}, {}",
             theirs.qpn,
             theirs.psn,
             doorbell::connect::ip_of_gid(theirs.gid)
-        );
-        println!("  path MTU {}", args.mtu);
+        ))?;
+        tell(&format!("  path MTU {}", args.mtu))?;
         Ok((self.device, self.memory, self.qp.connect(&to)?))
     }
 }
@@ -99,10 +99,10 @@ pub(crate) fn run(args: &PingpongArgs) -> Result<Ended> {
         None => {
             let stop = crate::serve::on_signals()?;
             let listener = Listener::bind(args.port)?;
-            println!(
+            tell(&format!(
                 "waiting on TCP port {} for the other side",
                 listener.port()?
-            );
+            ))?;
             let come = listener.accept(args.timeout, &|| {
                 stop.load(std::sync::atomic::Ordering::Relaxed)
             })?;
@@ -169,20 +169,20 @@ pub(crate) fn run(args: &PingpongArgs) -> Result<Ended> {
     }
     let took = started.elapsed();
     let bytes = 2 * size * u64::from(args.iters);
-    println!(
+    tell(&format!(
         "{bytes} bytes in {:.2} seconds = {:.2} Mbit/sec",
         took.as_secs_f64(),
         bytes as f64 * 8e-6 / took.as_secs_f64()
-    );
-    println!(
+    ))?;
+    tell(&format!(
         "{} iters in {:.2} seconds = {:.2} usec/iter",
         args.iters,
         took.as_secs_f64(),
         took.as_secs_f64() * 1e6 / f64::from(args.iters)
-    );
+    ))?;
     let counters = crate::perf::counters::read(&device, std::slice::from_ref(&qp));
     if let Some(line) = crate::perf::counters::line(&counters) {
-        println!("RoCE: {line}");
+        tell(&format!("RoCE: {line}"))?;
     }
     linger(&device, &qp);
     Ok(Ended::Well)
@@ -199,5 +199,13 @@ fn linger(device: &Device, qp: &Qp) {
 }
 
 fn told(error: doorbell::device_api::Error) -> anyhow::Error {
-    anyhow!(crate::perf::explain_device(error.code()))
+    anyhow!(crate::foreign::explain(error.code()))
+}
+
+/// One line, at once: whoever waits for it may read it through a pipe.
+fn tell(line: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .context("writing to standard output")
 }

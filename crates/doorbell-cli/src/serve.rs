@@ -1,17 +1,19 @@
 //! `doorbell serve`: the far side of `perf --link roce --connect`, for any number of clients.
 //!
 //! Each client has a thread, a device and a RoCE port of its own, at the address by which it came, so that one client's
-//! fault is not another's. A signal ends the server: who is being served is hung up on, and nothing stays behind.
+//! fault is not another's. Who dials and does not say who it is takes nobody's place. A signal ends the server: who is being
+//! served is told so, and nothing stays behind.
 
 use std::io::Write;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use doorbell::connect::{Caller, Refusal, RefusalKind};
-use doorbell::{Acceptor, Line};
+use doorbell::Acceptor;
+use doorbell::connect::{Caller, Knock, Refusal, RefusalKind};
+use doorbell::{Config, Device, GpuSelect};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::Ended;
@@ -21,104 +23,169 @@ use crate::perf::peer::{Parting, session};
 use crate::perf::remote::{self, Over, port_at};
 
 /// How often the server looks whether it should end.
-const SLICE: Duration = Duration::from_millis(100);
-/// What a stranger gets to say who it is.
-const GREETING: Duration = Duration::from_secs(3);
+const SLICE: Duration = Duration::from_millis(50);
+/// Threads that tell clients beyond the limit to come later; who comes beyond those is hung up on.
+const REFUSING: u32 = 64;
 
-/// A word that is true once SIGINT or SIGTERM came.
+/// A word that is true once SIGINT or SIGTERM came. A second one ends the process at once.
 pub(crate) fn on_signals() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
             .context("asking for signals, by which this command ends")?;
     }
     Ok(stop)
 }
 
+/// What the threads of a server share.
+struct Server<'a> {
+    args: &'a ServeArgs,
+    stop: &'a AtomicBool,
+    /// Clients that are being served, and others that are being told to come later.
+    served: AtomicU32,
+    refused: AtomicU32,
+    /// With `--once`, how the client's run ended.
+    outcome: Mutex<Option<Result<Ended>>>,
+}
+
 /// Listens until a signal comes, or with `--once` until one client was served.
 pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
     let stop = on_signals()?;
-    let acceptor = Acceptor::bind(args.listen.as_deref())?;
+    if let Some(port) = &args.port {
+        try_port(args, port)?;
+    }
+    let mut acceptor = Acceptor::bind(args.listen.as_deref())?;
     let at = acceptor.address();
     say(&format!(
         "listening on TCP {at}; on the other host: doorbell perf put-bw --link roce --connect HOST:{}",
         at.port()
     ));
-    let (served, number) = (AtomicU32::new(0), AtomicU32::new(0));
+    let server = Server {
+        args,
+        stop: &stop,
+        served: AtomicU32::new(0),
+        refused: AtomicU32::new(0),
+        outcome: Mutex::new(None),
+    };
+    let most = if args.once { 1 } else { args.clients };
+    let mut number = 0;
     std::thread::scope(|scope| {
-        while !stop.load(Ordering::Relaxed) {
-            let Some(line) = acceptor.accept(SLICE)? else {
-                continue;
+        while !stop.load(Ordering::Relaxed) && server.outcome().is_none() {
+            let caller = match acceptor.next(SLICE)? {
+                None => continue,
+                Some(Knock::Stranger(e)) => {
+                    say(&e.to_string());
+                    continue;
+                }
+                Some(Knock::Caller(caller)) => caller,
             };
-            if args.once {
-                match client(args, line, 1, &stop)? {
-                    Some(ended) => return Ok(ended),
-                    // No client of ours.
-                    None => continue,
+            let server = &server;
+            if server.served.load(Ordering::Relaxed) >= most {
+                if server.refused.load(Ordering::Relaxed) < REFUSING {
+                    server.refused.fetch_add(1, Ordering::Relaxed);
+                    scope.spawn(move || {
+                        let clients = if most == 1 { "a client" } else { "clients" };
+                        let text = format!(
+                            "it serves {} {clients} already: come later, or raise its --clients",
+                            most
+                        );
+                        caller.refuse(&Refusal::new(RefusalKind::Busy, text));
+                        server.refused.fetch_sub(1, Ordering::Relaxed);
+                    });
                 }
-            }
-            if served.load(Ordering::Relaxed) >= args.clients {
-                let text = format!("it serves {} clients already: come later", args.clients);
-                line.refuse(&Refusal::new(RefusalKind::Busy, text));
                 continue;
             }
-            served.fetch_add(1, Ordering::Relaxed);
-            let number = number.fetch_add(1, Ordering::Relaxed) + 1;
-            let (served, stop) = (&served, &stop);
+            server.served.fetch_add(1, Ordering::Relaxed);
+            number += 1;
             scope.spawn(move || {
-                if let Err(e) = client(args, line, number, stop) {
-                    say(&format!("client {number}: {}", crate::words(&e)));
-                }
-                served.fetch_sub(1, Ordering::Relaxed);
+                let outcome = server.client(caller, number);
+                server.served.fetch_sub(1, Ordering::Relaxed);
+                server.note(number, outcome);
             });
         }
-        say("a signal came: ending");
-        Ok(Ended::Well)
-    })
+        if stop.load(Ordering::Relaxed) {
+            say("a signal came: ending");
+        }
+        Ok::<_, anyhow::Error>(())
+    })?;
+    let outcome = server.outcome().take();
+    outcome.unwrap_or(Ok(Ended::Well))
 }
 
-/// Serves one client to its end; `None` if it was none.
-fn client(args: &ServeArgs, line: Line, number: u32, stop: &AtomicBool) -> Result<Option<Ended>> {
-    let address = line.peer().to_owned();
-    let port = args.port.clone().unwrap_or_else(|| port_at(&line));
-    // Before a device is opened for it: who is it?
-    let caller = match line.hear(GREETING) {
-        Ok(caller) => caller,
-        Err(e) => {
-            say(&format!("{address}: {e}"));
-            return Ok(None);
-        }
+/// A port that cannot be opened is said now, not to the first client.
+fn try_port(args: &ServeArgs, port: &str) -> Result<()> {
+    let config = Config {
+        gpu: Some(GpuSelect::Host),
+        ..crate::config::of(&args.device, Some(port))
     };
-    let config = crate::config::of(&args.device, Some(&port));
-    let purpose = caller.introduction().greeting.purpose.clone();
-    let bench = match Benches::new(config, None).and_then(|mut b| b.of_peer(&purpose)) {
-        Ok(bench) => bench,
-        Err(e) => return Err(turned_away(caller, e)),
-    };
-    let greeting = match remote::greeting(&bench, Link::Roce, &args.job, "") {
-        Ok(greeting) => greeting,
-        Err(e) => return Err(turned_away(caller, e)),
-    };
-    let channel = match caller.welcome(&greeting, args.timeout) {
-        Ok(channel) => channel,
-        Err(e) => {
-            say(&format!("{address}: {e}"));
-            return Ok(None);
-        }
-    };
-    say(&format!("client {number} at {address}: {purpose}"));
-    for line in remote::negotiated(channel.introduction(), channel.agreed()) {
-        say(&format!("client {number}: {line}"));
+    let device = Device::builder().config(config).open()?;
+    let offer = device.roce_offer().map(drop);
+    offer.with_context(|| format!("--port {port} cannot be opened"))
+}
+
+impl Server<'_> {
+    fn outcome(&self) -> std::sync::MutexGuard<'_, Option<Result<Ended>>> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    let mut orders = Over {
-        channel,
-        timeout: args.timeout,
-        stop: &|| match stop.load(Ordering::Relaxed) {
-            true => bail!("this server was told to end"),
-            false => Ok(()),
-        },
-    };
-    serve(&bench, args, number, &mut orders).map(Some)
+
+    /// How a client's run ended: said, or with `--once` this command's own end.
+    fn note(&self, number: u32, outcome: Result<Option<Ended>>) {
+        match outcome {
+            // No client of ours.
+            Ok(None) => {}
+            Ok(Some(ended)) if self.args.once => *self.outcome() = Some(Ok(ended)),
+            Ok(Some(_)) => {}
+            Err(e) if self.args.once => {
+                *self.outcome() = Some(Err(e.context(format!("client {number}"))));
+            }
+            Err(e) => say(&format!("client {number}: {}", crate::words(&e))),
+        }
+    }
+
+    /// Serves one client to its end; `None` if it was none.
+    fn client(&self, caller: Caller, number: u32) -> Result<Option<Ended>> {
+        let args = self.args;
+        let address = caller.peer().to_owned();
+        let port = args
+            .port
+            .clone()
+            .unwrap_or_else(|| port_at(caller.local_ip()));
+        let config = crate::config::of(&args.device, Some(&port));
+        let purpose = caller.introduction().greeting.purpose.clone();
+        let bench = match Benches::new(config, None).and_then(|mut b| b.of_peer(&purpose)) {
+            Ok(bench) => bench,
+            Err(e) => return Err(turned_away(caller, e)),
+        };
+        let greeting = match remote::greeting(&bench, Link::Roce, &args.job, "") {
+            Ok(greeting) => greeting,
+            Err(e) => return Err(turned_away(caller, e)),
+        };
+        let channel = match caller.welcome(&greeting, args.timeout) {
+            Ok(channel) => channel,
+            Err(e) => {
+                say(&e.to_string());
+                return Ok(None);
+            }
+        };
+        say(&format!("client {number} at {address}: {purpose}"));
+        for line in remote::negotiated(channel.introduction(), channel.agreed()) {
+            say(&format!("client {number}: {line}"));
+        }
+        let mut orders = Over {
+            channel,
+            timeout: args.timeout,
+            stop: &|| match self.stop.load(Ordering::Relaxed) {
+                true => bail!("this server was told to end, by a signal"),
+                false => Ok(()),
+            },
+        };
+        let outcome = serve(&bench, args, number, &mut orders);
+        if let Err(e) = &outcome {
+            orders.channel.end(&crate::words(e));
+        }
+        outcome.map(Some)
+    }
 }
 
 fn serve(bench: &Rc<Bench>, args: &ServeArgs, number: u32, orders: &mut Over<'_>) -> Result<Ended> {
@@ -127,15 +194,12 @@ fn serve(bench: &Rc<Bench>, args: &ServeArgs, number: u32, orders: &mut Over<'_>
         say(&format!("client {number}: RoCE port: {line}"));
     }
     let (words, ended) = match parting {
-        Parting::Goodbye { well: true } => ("done", Ok(Ended::Well)),
-        Parting::Goodbye { well: false } => ("it found errors", Ok(Ended::CheckFailedThere)),
-        Parting::Lost => (
-            "it went without a word",
-            Err(anyhow::anyhow!("client {number} went without a word")),
-        ),
+        Parting::Goodbye { well: true } => ("done", Ended::Well),
+        Parting::Goodbye { well: false } => ("it found errors", Ended::CheckFailedThere),
+        Parting::Lost(how) => bail!(how),
     };
     say(&format!("client {number}: {words}"));
-    ended
+    Ok(ended)
 }
 
 /// The client is told why it cannot be served.

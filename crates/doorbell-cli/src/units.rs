@@ -48,6 +48,11 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
+/// A time-out or an age: as [`time`].
+pub(crate) fn span(time: std::time::Duration) -> String {
+    self::time(time.as_secs_f64() * 1e9)
+}
+
 /// An integer with thousands separated: `1,048,576`.
 pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();

@@ -67,7 +67,7 @@ pub enum HcaError {
     },
     /// The engine did not answer in time; the request was withdrawn.
     #[error(
-        "engine core {core} did not {what} within {waited:?}: drive it (caller-driven core) or look at Hca::health"
+        "engine core {core} did not {what} within {waited:.1?}: drive it (caller-driven core) or look at Hca::health"
     )]
     TimedOut {
         /// The core.
@@ -89,7 +89,7 @@ pub enum HcaError {
     },
     /// Memory could not be proved unused in time and is kept mapped for ever.
     #[error(
-        "memory region {key} was revoked, but {who} may still use it after {waited:?}: the memory is kept (leaked)"
+        "memory region {key} was revoked, but {who} may still use it after {waited:.1?}: the memory is kept (leaked)"
     )]
     StillInUse {
         /// The key.

@@ -7,7 +7,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-pub use doorbell_port::{Description, PortConfig, PortCounters, PortError};
+pub use doorbell_port::FaultSpec;
+pub use doorbell_port::{Description, PortConfig, PortCounters, PortError, PortKind};
 pub use doorbell_roce as transport;
 
 use crate::mem::Access;

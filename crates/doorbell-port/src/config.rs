@@ -188,6 +188,12 @@ impl FromStr for PortConfig {
                 ))
             })?)
         } else if let Some(interface) = place.strip_prefix("raw:") {
+            if interface.is_empty() {
+                return Err(bad(
+                    "after raw: comes an interface, as in raw:eth0 (`ip link` lists them)"
+                        .to_owned(),
+                ));
+            }
             Self::new(PortKind::Raw(RawOptions {
                 interface: interface.to_owned(),
                 ip: None,
@@ -344,6 +350,9 @@ mod tests {
             "dgram:/tmp/a,/tmp/b?ip=10.0.0.1&mac=ff:ff:ff:ff:ff:ff",
             "dgram:/tmp/a,/tmp/b?ip=10.0.0.1&mtu=100",
             "raw:eth0?mac=1",
+            "raw:",
+            "raw:?ip=10.0.0.1",
+            "udp://?faults=",
             "udp://127.0.0.1?ip=10.0.0.1",
             "tcp://x",
             "udp://host.example",

@@ -19,9 +19,7 @@ pub enum PortError {
         what: String,
     },
     /// The address is not one of this host.
-    #[error(
-        "UDP port {addr}: no interface of this host has that address (`ip addr` lists them); 0.0.0.0 or [::] takes them all"
-    )]
+    #[error("UDP port {addr}: no interface of this host has that address (`ip addr` lists them)")]
     NotLocal {
         /// The address.
         addr: SocketAddr,
@@ -37,7 +35,7 @@ pub enum PortError {
         remedy: &'static str,
     },
     /// The kernel refused an option that packets would be wrong without.
-    #[error("UDP port {addr}: the kernel refused {option}, without which {why}")]
+    #[error("UDP port {addr}: the kernel refused {option} ({source}), without which {why}")]
     Option {
         /// The address.
         addr: SocketAddr,
@@ -49,7 +47,7 @@ pub enum PortError {
         source: io::Error,
     },
     /// The peer cannot be reached.
-    #[error("no path from {local} to {peer}: check the address, and `ip route get {}`", peer.ip())]
+    #[error("no path from {local} to {peer} ({source}): check the address, and `ip route get {}`", peer.ip())]
     NoRoute {
         /// Our address.
         local: SocketAddr,
@@ -80,7 +78,7 @@ pub enum PortError {
     },
     /// Nobody answered for an address.
     #[error(
-        "nobody answered for {peer} within {waited:?}: is it up, and on this network (ports with frames of their own use no router)?"
+        "nobody answered for {peer} within {waited:.1?}: is it up, and on this network (ports with frames of their own use no router)?"
     )]
     NoNeighbour {
         /// The peer.
@@ -89,7 +87,7 @@ pub enum PortError {
         waited: std::time::Duration,
     },
     /// A system call failed.
-    #[error("{what}")]
+    #[error("{what}: {source}")]
     System {
         /// What was done to what.
         what: String,

@@ -11,7 +11,7 @@ use doorbell_wire::{Syndrome, Vendor};
 
 use crate::bootstrap::BootstrapError;
 use crate::config::Source;
-use crate::connect::ConnectError;
+use crate::connect::{ConnectError, brief};
 use crate::endpoint::EndpointError;
 use crate::qp::QpState;
 
@@ -81,7 +81,7 @@ pub enum Error {
         fault: QpFault,
     },
     /// A wait ended without what it waited for.
-    #[error("{what} did not happen within {after:?}: {remedy}")]
+    #[error("{what} did not happen within {after}: {remedy}", after = brief(*.after))]
     TimedOut {
         /// What was waited for.
         what: String,
@@ -166,12 +166,11 @@ impl fmt::Display for QpFault {
                     Ok(known) => write!(f, "{known:?}")?,
                     Err(_) => write!(f, "opcode {opcode:#04x}")?,
                 }
-                write!(
-                    f,
-                    ") failed: {}, vendor syndrome {}; reset and reconnect the queue pair",
-                    self.syndrome(),
-                    self.vendor()
-                )
+                write!(f, ") failed: {}", self.syndrome())?;
+                if self.vendor() != Vendor::NONE {
+                    write!(f, ", vendor syndrome {}", self.vendor())?;
+                }
+                f.write_str("; reset and reconnect the queue pair")
             }
         }
     }

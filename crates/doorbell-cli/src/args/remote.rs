@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use doorbell::Rendezvous;
+use doorbell::{ConnectError, Rendezvous};
 
 use super::DeviceArgs;
 use crate::lists;
@@ -13,7 +13,7 @@ use crate::lists;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
-    #[arg(long, value_name = "HOST[:PORT]", help_heading = "Set-up")]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = address, help_heading = "Set-up")]
     pub(crate) connect: Option<String>,
     /// Speak another program's exchange: perftest (ib_write_bw, ib_send_bw), whose client or, without
     /// --connect, server this is then (TCP port 18515)
@@ -27,7 +27,7 @@ pub(crate) struct RemoteArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) pcap: Option<PathBuf>,
     /// Faults of the network on this side's packets, as loss=1%,dup=1%,seed=7
-    #[arg(long, value_name = "SPEC", help_heading = "Checking")]
+    #[arg(long, value_name = "SPEC", value_parser = faults, help_heading = "Checking")]
     pub(crate) net_fault: Option<String>,
     /// Print every RoCE packet to standard error
     #[arg(long, help_heading = "Output")]
@@ -59,17 +59,44 @@ fn rendezvous(text: &str) -> Result<Rendezvous, String> {
         .map_err(|e: doorbell::BootstrapError| e.to_string())
 }
 
+/// `HOST[:PORT]`, whose name is looked up later.
+fn address(text: &str) -> Result<String, String> {
+    match doorbell::connect::check_address(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(ConnectError::Address { remedy, .. }) => Err(remedy),
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+/// A RoCE port that could be opened here.
+pub(super) fn roce_port(text: &str) -> Result<String, String> {
+    checked(text, doorbell::connect::check_roce_port(text))
+}
+
+fn faults(text: &str) -> Result<String, String> {
+    checked(text, doorbell::connect::check_roce_faults(text))
+}
+
+/// The text, or what to give instead: option and value are named by whoever reads the command line.
+fn checked(text: &str, outcome: Result<(), doorbell::Error>) -> Result<String, String> {
+    match outcome {
+        Ok(()) => Ok(text.to_owned()),
+        Err(doorbell::Error::Setting { remedy, .. }) => Err(remedy),
+        Err(other) => Err(other.to_string()),
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = SERVE)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Address to listen on with TCP; port 0 takes a free one [default: port 4791 of every address]
-    #[arg(long, value_name = "ADDR[:PORT]")]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = address)]
     pub(crate) listen: Option<String>,
     /// Through which RoCE port: udp://ADDR[:PORT] or raw:IFNAME
     /// [default: udp, at the address by which the client came]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = roce_port)]
     pub(crate) port: Option<String>,
     /// Serve one client, and end as its run ended
     #[arg(long)]
@@ -123,7 +150,7 @@ pub(crate) struct PingpongArgs {
     pub(crate) ib_dev: Option<String>,
     /// Through which RoCE port: udp://ADDR:4791, raw:IFNAME, dgram:LOCAL,REMOTE
     /// [default: udp, at the address of the TCP connection]
-    #[arg(long = "roce", value_name = "PORT")]
+    #[arg(long = "roce", value_name = "PORT", value_parser = roce_port)]
     pub(crate) port_spec: Option<String>,
     /// Give up on a step after this many seconds
     #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "30")]

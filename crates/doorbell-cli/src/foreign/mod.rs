@@ -77,6 +77,35 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
+/// The RoCE port that these programs send to, at an address of this host. Processes of one user share it.
+pub(crate) fn port_at(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => format!("udp://{ip}:{ROCE_PORT}?share"),
+        IpAddr::V6(ip) => format!("udp://[{ip}]:{ROCE_PORT}?share"),
+    }
+}
+
+/// A device error in words, with what to do where both sides were started differently.
+pub(crate) fn explain(code: u64) -> String {
+    use doorbell::Syndrome;
+    use doorbell::device_api::{Error, Failure};
+    let text = crate::perf::explain_device(code);
+    match Error::from_code(code).map(|e| e.failure()) {
+        Some(Failure::Completion { syndrome, .. })
+            if [Syndrome::LOCAL_LENGTH, Syndrome::REMOTE_INVAL_REQ]
+                .contains(&Syndrome(syndrome)) =>
+        {
+            format!("{text}; give both sides the same -s (--size)")
+        }
+        Some(Failure::TimedOut) => {
+            format!(
+                "{text}; look whether the other side is stopped, and whether UDP port {ROCE_PORT} passes both ways"
+            )
+        }
+        _ => text,
+    }
+}
+
 /// Hexadecimal digits of at most `bits` bits; an error names the field.
 fn hex(text: &str, bits: u32, field: &str) -> Result<u64> {
     let value = (!text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit()))

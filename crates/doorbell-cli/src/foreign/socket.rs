@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::units::span;
+
 /// Pause between attempts.
 const RETRY: Duration = Duration::from_millis(5);
 
@@ -25,7 +27,10 @@ impl Socket {
                 Ok(stream) => return Self::new(stream, timeout),
                 Err(e) if Instant::now() >= until => {
                     return Err(e).with_context(|| {
-                        format!("cannot reach {host}:{port} within {timeout:?}: is the other side running?")
+                        format!(
+                            "cannot reach {host}:{port} within {}: is the other side running?",
+                            span(timeout)
+                        )
                     });
                 }
                 Err(_) => std::thread::sleep(RETRY),
@@ -85,9 +90,9 @@ impl Socket {
                     busy()?;
                     if Instant::now() >= until {
                         bail!(
-                            "{} sent {at} of the {N} bytes of {what} within {:?}",
+                            "{} sent {at} of the {N} bytes of {what} within {}; look whether it is stopped",
                             self.peer,
-                            self.timeout
+                            span(self.timeout)
                         );
                     }
                 }

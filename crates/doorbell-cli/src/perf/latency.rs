@@ -5,7 +5,7 @@
 //! to knowing that its bytes are here. Runs are cut into launches, each short enough for a deadline.
 //! Checked, every launch has fresh bytes and both ends' memory is compared after it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use doorbell::Memory;
@@ -20,7 +20,7 @@ use super::end::{End, EndSpec, Faults};
 use super::far::{Far, Meter, Order};
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
-use super::running::{Statuses, Watch, first_failure};
+use super::running::{DEADLINE, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec};
 use super::tally::{Measured, Tally};
 use super::{Context, counters, queues};
@@ -179,7 +179,7 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
             inline: 0,
             size: case.size,
             iters: n,
-            deadline_ns: case.timeout.as_nanos() as u64,
+            deadline_ns: DEADLINE.as_nanos() as u64,
         };
         let meter = Meter::start(far.partner())?;
         // SAFETY: the structure is this kernel's; queue, windows, samples and status are of this bench and
@@ -189,9 +189,8 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
         let took = running.finish(&mut Watch {
             qps: &qps,
             timeout: case.timeout,
-            tick: &mut |_| Ok(()),
-        });
-        let took = took?;
+            tick: &mut |_| alive(far.partner(), case.timeout),
+        })?;
         first_failure(&statuses.read()?, |_| qps.first())?;
         meter.stop(far.partner(), &mut tally.cpu)?;
         tally.seconds += took.as_secs_f64();
@@ -299,7 +298,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             signal,
             size: case.size,
             iters: n,
-            deadline_ns: case.timeout.as_nanos() as u64,
+            deadline_ns: DEADLINE.as_nanos() as u64,
             seed: case.seed,
             number,
             check: case.check,
@@ -349,9 +348,8 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
         let took = running.finish(&mut Watch {
             qps: &qps,
             timeout: case.timeout,
-            tick: &mut |_| alive(partner.as_mut()),
-        });
-        let took = took?;
+            tick: &mut |_| alive(partner.as_mut(), case.timeout),
+        })?;
         let mut all = statuses.read()?;
         all.truncate(blocks as usize);
         first_failure(&all, |end| qps.get(end as usize))?;
@@ -381,6 +379,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
     result
 }
 
-fn alive(partner: Option<&mut Partner>) -> Result<()> {
-    partner.map_or(Ok(()), Partner::alive)
+/// Whether the second process, if there is one, is there and was heard of within `patience`.
+pub(crate) fn alive(partner: Option<&mut Partner>, patience: Duration) -> Result<()> {
+    partner.map_or(Ok(()), |p| p.alive(patience))
 }

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use super::bench::Bench;
 use super::check::{Layout, Picture};
 use super::far::{Far, Meter, Order};
-use super::latency::{Samples, rounds};
+use super::latency::{Samples, alive, rounds};
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
-use super::running::{Running, Statuses, Watch, first_failure};
+use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec, area};
 use super::tally::{Measured, Tally};
 use super::{Context, counters, queues};
@@ -195,7 +195,7 @@ fn messages(
             places: case.places(),
             every: if case.test == Test::SendLat { 1 } else { EVERY },
             iters: n,
-            deadline_ns: case.timeout.as_nanos() as u64,
+            deadline_ns: DEADLINE.as_nanos() as u64,
         };
         let source = Picture::source(case.seed, number);
         if case.check || number == 1 {
@@ -225,10 +225,10 @@ fn messages(
         if let Some(echo) = echo {
             finish(echo, &qps, case.timeout, None)?;
         }
-        meter.stop(far.partner(), &mut tally.cpu)?;
         let mut statuses = stage.statuses.read()?;
         statuses.truncate(qps.len());
         first_failure(&statuses, |end| qps.get(end as usize))?;
+        meter.stop(far.partner(), &mut tally.cpu)?;
         if let Some(partner) = far.partner() {
             let () = partner.ask("receive", &Order::Echoed)?;
         }
@@ -269,7 +269,7 @@ fn finish(
     running.finish(&mut Watch {
         qps,
         timeout,
-        tick: &mut |_| partner.as_deref_mut().map_or(Ok(()), Partner::alive),
+        tick: &mut |_| alive(partner.as_deref_mut(), timeout),
     })
 }
 

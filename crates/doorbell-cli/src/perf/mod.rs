@@ -30,6 +30,7 @@ mod side;
 mod tally;
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use doorbell::{GpuSelect, Source};
@@ -146,7 +147,12 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         partner.part(reporter.errors() == 0)?;
     }
     match failed {
-        Some(error) => Err(error),
+        Some(error) => {
+            if let Some(partner) = context.partner.take() {
+                partner.give_up(&format!("the initiator gave up: {}", crate::words(&error)));
+            }
+            Err(error)
+        }
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
         None => Ok(Ended::Well),
     }
@@ -202,7 +208,8 @@ fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
 
 /// An error with the case it ended, and with the peer's death if that is what is behind it.
 fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::Error {
-    let error = match context.partner.as_mut().map(Partner::alive) {
+    // A queue pair fails before the patience with a silent peer ends; that it is silent is what is behind it.
+    let error = match context.partner.as_mut().map(|p| p.alive(Duration::ZERO)) {
         Some(Err(death)) => error.context(death.to_string()),
         _ => error,
     };

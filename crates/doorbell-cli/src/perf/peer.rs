@@ -59,15 +59,18 @@ pub(crate) trait Orders {
 
     /// An error ends what is being done, such as playing an end.
     fn interrupted(&self) -> Result<()>;
+
+    /// Why there are no more orders, if more is known than that the initiator is gone.
+    fn lost(&self) -> Option<String>;
 }
 
 /// How a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Parting {
     /// The initiator said goodbye, and whether it is content.
     Goodbye { well: bool },
-    /// It went without a word.
-    Lost,
+    /// It is gone: how that showed.
+    Lost(String),
 }
 
 /// Standard input and output.
@@ -93,6 +96,10 @@ impl Orders for Stdio {
 
     fn interrupted(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn lost(&self) -> Option<String> {
+        None
     }
 }
 
@@ -196,7 +203,10 @@ pub(crate) fn session(
             break;
         }
     }
-    Ok(Parting::Lost)
+    let how = orders.lost();
+    Ok(Parting::Lost(
+        how.unwrap_or_else(|| "it went without a word".to_owned()),
+    ))
 }
 
 fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {

@@ -62,7 +62,10 @@ impl Peer {
             None => {
                 let stop = crate::serve::on_signals()?;
                 let listener = Listener::bind(PORT)?;
-                eprintln!("waiting on TCP port {PORT} for {}", program(args.test));
+                crate::complain(&format!(
+                    "waiting on TCP port {PORT} for {}",
+                    program(args.test)
+                ));
                 let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
                 let socket = listener.accept(args.timeout, &stop)?;
                 (
@@ -80,10 +83,7 @@ impl Peer {
 
     /// The port to use when `--link` names none: UDP port 4791, where the program sends to.
     pub(crate) fn port(&self) -> String {
-        match self.local {
-            IpAddr::V4(ip) => format!("udp://{ip}:{ROCE_PORT}"),
-            IpAddr::V6(ip) => format!("udp://[{ip}]:{ROCE_PORT}"),
-        }
+        crate::foreign::port_at(self.local)
     }
 
     /// The program's address, for humans.
@@ -334,7 +334,7 @@ fn told(case: &Case) -> Result<u64> {
 }
 
 fn failed(error: doorbell::device_api::Error) -> anyhow::Error {
-    anyhow::anyhow!(super::running::explain(error.code()))
+    anyhow::anyhow!(crate::foreign::explain(error.code()))
 }
 
 fn tallied(

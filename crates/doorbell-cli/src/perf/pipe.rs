@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::far::Order;
+use crate::units::span;
 
 /// An answer of the peer: what was asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
@@ -112,7 +113,10 @@ impl Partner {
     pub(crate) fn send<Q: Serialize>(&mut self, question: &Q) -> Result<()> {
         let mut line = serde_json::to_vec(question).context("writing to the peer")?;
         match &mut self.wire {
-            Wire::Channel(channel) => Ok(channel.send(&line, self.timeout)?),
+            Wire::Channel(channel) => {
+                let sent = channel.send(&line, self.timeout);
+                sent.map_err(|e| ended(e, "when it was asked"))
+            }
             Wire::Child(started) => {
                 line.push(b'\n');
                 let Some(input) = &mut started.input else {
@@ -133,15 +137,21 @@ impl Partner {
         let patience = self.timeout + extra;
         let line = match &mut self.wire {
             Wire::Child(started) => started.line(what, patience)?,
-            Wire::Channel(channel) => channel.recv(patience).map_err(|e| match e {
-                ConnectError::TimedOut { peer, after, .. } => {
-                    anyhow!("the peer process at {peer} did not {what} within {after:?}")
-                }
-                ConnectError::Lost { peer, reason, .. } => {
-                    anyhow!("the peer process at {peer} died when asked to {what}: {reason}")
-                }
-                other => other.into(),
-            })?,
+            Wire::Channel(channel) => {
+                let when = format!("when asked to {what}");
+                channel.recv(patience).map_err(|e| match e {
+                    ConnectError::TimedOut {
+                        peer,
+                        after,
+                        remedy,
+                        ..
+                    } => anyhow!(
+                        "the peer process at {peer} did not {what} within {}; {remedy}",
+                        span(after)
+                    ),
+                    other => ended(other, &when),
+                })?
+            }
         };
         match serde_json::from_slice(&line) {
             Ok(Answer::Ok(answer)) => Ok(answer),
@@ -168,14 +178,21 @@ impl Partner {
         self.receive(what, Duration::ZERO)
     }
 
-    /// Is it still there? An error says how it ended.
-    pub(crate) fn alive(&mut self) -> Result<()> {
+    /// Is it still there? An error says how it ended, or for how long nothing was heard of it, if that is more than `patience`.
+    pub(crate) fn alive(&mut self, patience: Duration) -> Result<()> {
         match &mut self.wire {
             Wire::Child(started) => started.alive(),
-            Wire::Channel(channel) if channel.is_closed() => {
-                bail!("the peer process at {} died in mid-run", channel.peer())
-            }
-            Wire::Channel(_) => Ok(()),
+            Wire::Channel(channel) => match channel.trouble(patience) {
+                Some(trouble) => Err(ended(trouble, "in mid-run")),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The run cannot go on: the peer is told why, if there is a way to.
+    pub(crate) fn give_up(self, why: &str) {
+        if let Wire::Channel(channel) = self.wire {
+            channel.end(why);
         }
     }
 
@@ -193,6 +210,20 @@ impl Partner {
     }
 }
 
+/// The end of a connection, in the words of a run.
+fn ended(error: ConnectError, when: &str) -> anyhow::Error {
+    match error {
+        ConnectError::Lost { peer, reason, .. } => {
+            anyhow!("the peer process at {peer} died {when}: {reason}")
+        }
+        ConnectError::Ended { peer, reason } => {
+            anyhow!("the peer process at {peer} ended the run: {reason}")
+        }
+        ConnectError::Silent { .. } => anyhow!("the peer process at {error}"),
+        other => other.into(),
+    }
+}
+
 impl Started {
     fn line(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
         match self.lines.recv_timeout(patience) {
@@ -200,8 +231,9 @@ impl Started {
             Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
             Err(RecvTimeoutError::Timeout) => {
                 bail!(
-                    "the peer process (pid {}) did not {what} within {patience:?}",
-                    self.child.id()
+                    "the peer process (pid {}) did not {what} within {}; raise --timeout if the machine is that slow",
+                    self.child.id(),
+                    span(patience)
                 )
             }
             Err(RecvTimeoutError::Disconnected) => {

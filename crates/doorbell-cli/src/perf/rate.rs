@@ -15,16 +15,14 @@ use super::bench::Bench;
 use super::check::{Layout, Picture};
 use super::engine::Engine;
 use super::far::{Far, Meter, Order};
+use super::latency::alive;
 use super::plan::{Case, Limit};
-use super::running::{Running, Statuses, Watch, first_failure};
+use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Side, SideSpec, area};
 use super::tally::{Measured, Tally};
 use super::{Context, atomic, counters, proxy, queues};
 use crate::args::{Initiator, Link, Place, Sharing, Test};
 use crate::cputime::CpuUse;
-
-/// A kernel that ends by itself is given this long; stalls are noticed by the time-out.
-const HOUR: u64 = 3_600_000_000_000;
 
 /// Measured seconds after which a quick case has no more rounds.
 const QUICK: f64 = 0.5;
@@ -57,14 +55,15 @@ struct Share {
     run: Duration,
 }
 
-impl Rig<'_> {
-    fn start(&self, share: Share) -> Result<Running<'_>> {
+impl<'a> Rig<'a> {
+    /// Starts a launch.
+    ///
+    /// # Safety
+    /// This rig stays until the launch has ended.
+    unsafe fn start(&self, share: Share) -> Result<Running<'a>> {
         let case = self.case;
         let dims = Dims::new(case.blocks, case.threads);
-        let deadline_ns = match share.run {
-            Duration::ZERO => HOUR,
-            run => (run + case.timeout).as_nanos() as u64,
-        };
+        let deadline_ns = (share.run + DEADLINE).as_nanos() as u64;
         let near = area(&self.near.reach(), &self.layout, self.places);
         let far = area(&self.far.reach(), &self.layout, self.places);
         let run_ns = share.run.as_nanos() as u64;
@@ -101,7 +100,7 @@ impl Rig<'_> {
                     _ => "put_bw",
                 };
                 // SAFETY: the structure is this kernel's; queues, windows and status memory are of
-                // this bench and live in `self`, which the running kernel borrows.
+                // this bench and live in `self`, which stays.
                 unsafe {
                     self.bench
                         .start(kernel, case.foreign.is_some(), dims, &rate)
@@ -132,19 +131,23 @@ impl Rig<'_> {
     ) -> Result<()> {
         let before = self.executed();
         let meter = Meter::start(self.far.partner())?;
-        let running = self.start(share)?;
+        // SAFETY: the launch is waited for here; should that fail, dropping it waits.
+        let running = unsafe { self.start(share)? };
+        let (far, timeout) = (&mut self.far, self.case.timeout);
         let took = running.finish(&mut Watch {
             qps: &self.qps,
-            timeout: self.case.timeout,
-            tick,
+            timeout,
+            tick: &mut |executed| {
+                alive(far.partner(), timeout)?;
+                tick(executed)
+            },
         });
-        let mut used = CpuUse::default();
-        let stopped = meter.stop(self.far.partner(), &mut used);
         let took = took.map_err(|e| self.blame(e))?;
         let statuses = self.statuses.read()?;
-        // The cause before its effect: a peer that cannot be reached by packets does not answer on the TCP connection either.
+        // Before the peer is asked for anything: one that cannot be reached by packets does not answer by TCP either.
         first_failure(&statuses, |thread| self.qp_of(thread))?;
-        stopped?;
+        let mut used = CpuUse::default();
+        meter.stop(self.far.partner(), &mut used)?;
         let completed: u64 = statuses.iter().map(|s| s.completed).sum();
         tally.seconds += took.as_secs_f64();
         tally.messages += completed;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell::connect::{Agreed, Introduction};
-use doorbell::{Channel, Greeting, Launched, Line};
+use doorbell::{Channel, ConnectError, Greeting, Launched, Line};
 
 use super::bench::{Bench, Benches};
 use super::peer::{Orders, Parting, session, wait_driving};
@@ -76,7 +76,7 @@ impl Second {
         let named = args.link.port.clone();
         match (args.link.kind, self) {
             (Link::Roce, Self::Called(line) | Self::Answering(line)) => {
-                named.or_else(|| Some(port_at(line)))
+                named.or_else(|| Some(port_at(line.local_ip())))
             }
             (Link::Roce, _) => named.or_else(|| Some(LOCAL.to_owned())),
             _ => None,
@@ -106,8 +106,8 @@ impl Second {
 pub(crate) const LOCAL: &str = "udp://127.0.0.1";
 
 /// The port at the address by which the other side came; a Unix socket means this very host.
-pub(crate) fn port_at(line: &Line) -> String {
-    match line.local_ip() {
+pub(crate) fn port_at(own: Option<IpAddr>) -> String {
+    match own {
         Some(IpAddr::V4(ip)) => format!("udp://{ip}"),
         Some(IpAddr::V6(ip)) => format!("udp://[{ip}]"),
         None => LOCAL.to_owned(),
@@ -201,14 +201,18 @@ pub(crate) struct Over<'a> {
 
 impl Orders for Over<'_> {
     fn next(&mut self, driven: Option<&doorbell::Device>) -> Result<Option<Vec<u8>>> {
-        // The initiator may measure for as long as it likes. That its host vanished is found out by the connection's probes.
+        // The initiator may measure for as long as it likes, while it gives signs of life.
         while !wait_driving(driven, SLICE, |time| self.channel.wait(time)) {
             (self.stop)()?;
+            if self.channel.trouble(self.timeout).is_some() {
+                return Ok(None);
+            }
         }
-        if self.channel.is_closed() {
-            return Ok(None);
+        match self.channel.recv(self.timeout) {
+            Ok(order) => Ok(Some(order)),
+            Err(ConnectError::Lost { .. } | ConnectError::Ended { .. }) => Ok(None),
+            Err(e) => Err(e.into()),
         }
-        Ok(Some(self.channel.recv(self.timeout)?))
     }
 
     fn answer(&mut self, answer: Vec<u8>) -> bool {
@@ -217,8 +221,18 @@ impl Orders for Over<'_> {
 
     fn interrupted(&self) -> Result<()> {
         (self.stop)()?;
-        ensure!(!self.channel.is_closed(), "the initiator is gone");
-        Ok(())
+        match self.channel.trouble(self.timeout) {
+            Some(trouble) => Err(trouble.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn lost(&self) -> Option<String> {
+        match self.channel.trouble(self.timeout)? {
+            ConnectError::Lost { .. } => None,
+            ConnectError::Ended { reason, .. } => Some(reason),
+            other => Some(other.to_string()),
+        }
     }
 }
 
@@ -228,7 +242,12 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         crate::pin::to(cpu)?;
     }
     let port = match args.link.kind {
-        Link::Roce => Some(args.link.port.clone().unwrap_or_else(|| port_at(&line))),
+        Link::Roce => Some(
+            args.link
+                .port
+                .clone()
+                .unwrap_or_else(|| port_at(line.local_ip())),
+        ),
         _ => None,
     };
     let config = crate::config::of_perf(args, port.as_deref());
@@ -244,6 +263,6 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         // What was wrong is rank 0's to say; that something was is in both statuses.
         Parting::Goodbye { well: true } => Ok(Ended::Well),
         Parting::Goodbye { well: false } => Ok(Ended::CheckFailedThere),
-        Parting::Lost => bail!("rank 0 died: look at its output"),
+        Parting::Lost(how) => bail!("rank 0 is gone: {how}; look at its output"),
     }
 }

@@ -14,6 +14,8 @@ use doorbell_wire::{Syndrome, Vendor};
 
 use super::bench::Bench;
 
+/// A kernel ends by itself; that nothing happens is noticed by who waits for it, who then fails its queue pairs.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
 /// Between two looks at the clock and at progress.
 const SLICE: Duration = Duration::from_millis(20);
 /// The kernel of the bare round trip.
@@ -80,6 +82,22 @@ impl Watch<'_> {
     fn executed(&self) -> u64 {
         self.qps.iter().map(|qp| qp.counters().wqes).sum()
     }
+
+    /// Packets that went or came for the first time: a large message makes progress before it completes. Asking takes the
+    /// engine's time, so it is done when nothing has completed for a while.
+    fn moved(&self) -> i128 {
+        let of = |(name, count): (&str, u64)| match name {
+            "tx_packets" | "rx_packets" => i128::from(count),
+            "retransmitted_packets"
+            | "duplicate_request"
+            | "out_of_sequence"
+            | "unexpected_packets"
+            | "rnr_nak_retry_err" => -i128::from(count),
+            _ => 0,
+        };
+        let all = self.qps.iter().flat_map(|qp| qp.roce_counters());
+        all.map(of).sum()
+    }
 }
 
 impl Running<'_> {
@@ -93,13 +111,20 @@ impl Running<'_> {
     pub(crate) fn finish(mut self, watch: &mut Watch<'_>) -> Result<Duration> {
         let mut seen = watch.executed();
         let mut since = Instant::now();
+        let mut moved = None;
         loop {
             if let Some(took) = self.slice(self.drives)? {
                 return Ok(took);
             }
             let executed = watch.executed();
             if executed != seen {
-                (seen, since) = (executed, Instant::now());
+                (seen, since, moved) = (executed, Instant::now(), None);
+            }
+            let idle = since.elapsed();
+            if idle > watch.timeout && moved.is_some_and(|before| watch.moved() > before) {
+                (since, moved) = (Instant::now(), None);
+            } else if idle > watch.timeout / 2 && moved.is_none() {
+                moved = Some(watch.moved());
             }
             let trouble = match (watch.tick)(executed) {
                 Err(e) => Some(e),
@@ -160,7 +185,10 @@ impl Running<'_> {
 }
 
 fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
-    let mut text = format!("nothing completed for {:?}", watch.timeout);
+    let mut text = format!(
+        "nothing completed for {}",
+        crate::units::span(watch.timeout)
+    );
     for qp in watch.qps {
         match qp.error() {
             Some(fault) => {
@@ -245,7 +273,10 @@ pub(crate) fn first_failure<'q>(
     let mut text = format!("thread {thread}: {why}");
     if let Some(qp) = qp_of(thread as u64) {
         text = format!("thread {thread} on QP {:#08x}: {why}", qp.qpn());
-        if let Some(fault) = qp.error() {
+        // The engine may know of an earlier error; its own words about this one would repeat it.
+        if let Some(fault) = qp.error()
+            && !says_the_same(status.error, &fault)
+        {
             text.push_str(&format!("; the engine says: {fault}"));
         }
     }
@@ -260,6 +291,21 @@ pub(crate) fn first_failure<'q>(
     Err(anyhow!(text))
 }
 
+fn says_the_same(code: u64, fault: &doorbell::QpFault) -> bool {
+    match doorbell_device::Error::from_code(code).map(|e| e.failure()) {
+        Some(Failure::Completion {
+            syndrome,
+            vendor,
+            wqe_index,
+        }) => {
+            Syndrome(syndrome) == fault.syndrome()
+                && Vendor(vendor) == fault.vendor()
+                && wqe_index == fault.wqe_index()
+        }
+        _ => false,
+    }
+}
+
 /// A device error's number in words, syndromes by name.
 pub(crate) fn explain(code: u64) -> String {
     match doorbell_device::Error::from_code(code) {
@@ -268,11 +314,18 @@ pub(crate) fn explain(code: u64) -> String {
                 syndrome,
                 vendor,
                 wqe_index,
-            } => format!(
-                "WQE {wqe_index} completed in error: {}; vendor syndrome {}",
-                Syndrome(syndrome),
-                Vendor(vendor)
-            ),
+            } => {
+                let mut text =
+                    format!("WQE {wqe_index} completed in error: {}", Syndrome(syndrome));
+                if Vendor(vendor) != Vendor::NONE {
+                    text.push_str(&format!("; vendor syndrome {}", Vendor(vendor)));
+                }
+                text
+            }
+            Failure::TimedOut => {
+                "what it waited for did not happen by its deadline; raise --timeout if the machine is that slow"
+                    .to_owned()
+            }
             _ => error.to_string(),
         },
         None => "no error".to_owned(),

@@ -24,11 +24,11 @@ pub(super) fn serve(address: &str, whom: Whom) -> Result<Ended> {
         .with_context(|| format!("listening at {address} for --prometheus"))?;
     let local = listener.local_addr().context("asking for the address")?;
     // On standard output, so that whoever gave port 0 can read which one it is.
-    println!("serving http://{local}/metrics");
+    writeln!(std::io::stdout(), "serving http://{local}/metrics")?;
     for stream in listener.incoming() {
         let answered = stream.and_then(|s| answer(s, whom));
         if let Err(error) = answered {
-            eprintln!("doorbell: a connection to /metrics: {error}");
+            crate::complain(&format!("doorbell: a connection to /metrics: {error}"));
         }
     }
     Ok(Ended::Well)

@@ -66,7 +66,7 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
             Ok(now) => now,
             // It has ended: that is an answer, once something was seen of it.
             Err(error) if turn > 0 => {
-                eprintln!("doorbell: {}", crate::words(&error));
+                crate::complain(&format!("doorbell: {}", crate::words(&error)));
                 break;
             }
             Err(error) => return Err(error),

@@ -200,7 +200,7 @@ pub enum DmaFailure {
     Engine(String),
     /// The batch did not end in time.
     #[error(
-        "a copy of {bytes} bytes ({what}) has not ended within {waited:?}. Likely causes: a kernel that spins while the copy needs an SM (a copy \
+        "a copy of {bytes} bytes ({what}) has not ended within {waited:.1?}. Likely causes: a kernel that spins while the copy needs an SM (a copy \
          within one GPU) or shares its stream's channel (more streams than CUDA_DEVICE_MAX_CONNECTIONS), another thread in cudaFree or \
          cudaMalloc, or a module that is loaded lazily while the kernel runs (set CUDA_MODULE_LOADING=EAGER)"
     )]
@@ -214,7 +214,7 @@ pub enum DmaFailure {
     },
     /// Another core or process held the word's lock all the time.
     #[error(
-        "an atomic on device memory at {addr:#x} waited {waited:?} for another one on the same words"
+        "an atomic on device memory at {addr:#x} waited {waited:.1?} for another one on the same words"
     )]
     Locked {
         /// The word.

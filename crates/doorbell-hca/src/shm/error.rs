@@ -129,7 +129,7 @@ pub enum Gone {
     #[error("the peer refused this side: {0}")]
     RefusedByPeer(Refusal),
     /// The peer did not answer a step in time.
-    #[error("the peer did not answer {step} within {after:?}")]
+    #[error("the peer did not answer {step} within {after:.1?}")]
     Late {
         /// The step that was waited for.
         step: &'static str,
@@ -170,7 +170,7 @@ pub enum ShmError {
     #[error("shared memory peer: {0}")]
     Gone(Gone),
     /// A wait ended before its answer came.
-    #[error("{what} did not finish within {after:?}")]
+    #[error("{what} did not finish within {after:.1?}")]
     Deadline {
         /// What was waited for.
         what: &'static str,

@@ -195,7 +195,7 @@ impl Exporter for Shm {
         }
         self.abandoned(id);
         Err(format!(
-            "shared memory peers did not map the region within {timeout:?}; is the control thread alive?"
+            "shared memory peers did not map the region within {timeout:.1?}; is the control thread alive?"
         ))
     }
 

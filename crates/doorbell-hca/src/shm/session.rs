@@ -243,7 +243,7 @@ impl Session {
 
     fn late(&mut self, step: &'static str, after: Duration) {
         if self.over.is_none() {
-            let text = format!("no answer to {step} within {after:?}");
+            let text = format!("no answer to {step} within {after:.1?}");
             self.refuse(Refusal::new(RefusalCode::Deadline, text));
             self.over = Some(Gone::Late { step, after });
         }

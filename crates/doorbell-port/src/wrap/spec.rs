@@ -73,6 +73,12 @@ impl FromStr for FaultSpec {
 
     fn from_str(text: &str) -> Result<Self, PortError> {
         let mut spec = Self::default();
+        if text.is_empty() {
+            return Err(PortError::BadConfig {
+                text: String::new(),
+                what: "it names no fault: give some, as in loss=1%,dup=1%,seed=7".to_owned(),
+            });
+        }
         for part in text.split(',').filter(|p| !p.is_empty()) {
             let bad = |want: &str| PortError::BadConfig {
                 text: text.to_owned(),

@@ -121,24 +121,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether the other side has hung up, or sent what breaks off a connection. Takes nothing.
-    pub(crate) fn is_closed(&self) -> bool {
-        use rustix::net::{RecvFlags, recv};
-        let mut byte = [0u8; 1];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let got = match self {
-            Self::Unix(s) => recv(s, &mut byte[..], flags),
-            Self::Tcp(s) => recv(s, &mut byte[..], flags),
-        };
-        match got {
-            Ok((n, _)) => n == 0,
-            Err(e) => !matches!(
-                io::Error::from(e).kind(),
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            ),
-        }
-    }
-
     /// Reads and forgets until the other side hangs up, or until `deadline`.
     pub(crate) fn drain(&mut self, scrap: &mut [u8], deadline: Instant) {
         let _ = match self {

@@ -80,7 +80,7 @@ pub enum BootstrapError {
         source: io::Error,
     },
     /// Some ranks did not arrive in time.
-    #[error("{what}: rank(s) {missing:?} of {world} missing after {after:?}; look at their logs")]
+    #[error("{what}: rank(s) {missing:?} of {world} missing after {after}; look at their logs", after = crate::connect::brief(*.after))]
     Missing {
         /// Which step was waiting.
         what: &'static str,

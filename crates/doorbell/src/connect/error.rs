@@ -5,6 +5,15 @@ use std::time::Duration;
 
 use super::frame::VERSION;
 
+/// A time as errors say it: `3.2 s`, `500 ms`.
+pub(crate) fn brief(time: Duration) -> String {
+    // What is rounded up to a second is said as that.
+    match time.as_secs_f64() {
+        s if s >= 0.9995 => format!("{s:.1} s"),
+        s => format!("{:.0} ms", s * 1e3),
+    }
+}
+
 /// What can go wrong between dialling and a connection that both sides agreed on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -27,10 +36,18 @@ pub enum ConnectError {
         /// What the system said.
         source: io::Error,
     },
-    /// Nobody answers there.
+    /// The host's name has no address.
     #[error(
-        "cannot reach {address} within {after:?}: {source}; is `doorbell serve` running there, and does the firewall let TCP to that port pass?"
+        "cannot look up {host:?}: {source}; check the name (`getent hosts {host}`), or give the address"
     )]
+    Name {
+        /// The name.
+        host: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody answers there.
+    #[error("cannot reach {address} within {after}: {source}; {remedy}", after = brief(*.after))]
     Unreachable {
         /// The address.
         address: String,
@@ -38,9 +55,11 @@ pub enum ConnectError {
         after: Duration,
         /// What the system said last.
         source: io::Error,
+        /// What to look at.
+        remedy: &'static str,
     },
     /// A step did not end in time.
-    #[error("{peer} did not {step} within {after:?}; look whether it is stopped or overloaded")]
+    #[error("{peer} did not {step} within {after}; {remedy}", after = brief(*.after))]
     TimedOut {
         /// The other side's address.
         peer: String,
@@ -48,6 +67,27 @@ pub enum ConnectError {
         step: &'static str,
         /// How long.
         after: Duration,
+        /// What to look at.
+        remedy: &'static str,
+    },
+    /// Not even the signs of life came that a connected process sends ten times a second.
+    #[error(
+        "{peer} has been silent for {silent}: look whether that process is stopped, its host is up, and the network between passes TCP",
+        silent = brief(*.silent)
+    )]
+    Silent {
+        /// The other side's address.
+        peer: String,
+        /// How long nothing came.
+        silent: Duration,
+    },
+    /// The other side ended what was going on, and said why.
+    #[error("{peer} ended the connection: {reason}")]
+    Ended {
+        /// The other side's address.
+        peer: String,
+        /// Its words.
+        reason: String,
     },
     /// The connection ended.
     #[error("lost {peer} while waiting for it to {step}: {reason}")]
@@ -126,6 +166,8 @@ pub enum RefusalKind {
     Busy = 5,
     /// Something that could not be read.
     Protocol = 6,
+    /// It ends what was going on.
+    Ended = 7,
 }
 
 impl RefusalKind {
@@ -137,6 +179,7 @@ impl RefusalKind {
             Self::Link,
             Self::Busy,
             Self::Protocol,
+            Self::Ended,
         ]
         .into_iter()
         .find(|k| *k as u16 == raw)

@@ -11,8 +11,8 @@ use crate::bootstrap::frame::{Stream, timed_out};
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBCX");
 /// Version of the exchange.
-pub const VERSION: u16 = 1;
-const HEADER: usize = 16;
+pub const VERSION: u16 = 2;
+pub(super) const HEADER: usize = 16;
 /// A greeting is small; who has not been let in may not make us allocate more.
 pub(super) const MAX_GREETING: usize = 2048;
 /// Largest message of a connection.
@@ -24,14 +24,120 @@ pub(super) enum Kind {
     Welcome = 2,
     Refuse = 3,
     Data = 4,
+    /// The process is alive; nothing else.
+    Beat = 5,
 }
 
 impl Kind {
     fn parse(raw: u16) -> Option<Self> {
-        [Self::Hello, Self::Welcome, Self::Refuse, Self::Data]
-            .into_iter()
-            .find(|k| *k as u16 == raw)
+        [
+            Self::Hello,
+            Self::Welcome,
+            Self::Refuse,
+            Self::Data,
+            Self::Beat,
+        ]
+        .into_iter()
+        .find(|k| *k as u16 == raw)
     }
+}
+
+/// A header that was read and found in order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Head {
+    pub(super) kind: Kind,
+    /// Bytes of the body.
+    pub(super) len: usize,
+}
+
+/// What is wrong with bytes that should be a frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Wrong {
+    /// Another version of the exchange.
+    Version(u16),
+    /// None of this exchange.
+    Protocol { found: String, expected: String },
+}
+
+impl Head {
+    /// Reads a header whose body may have `limit` bytes; a refusal may always be read.
+    pub(super) fn parse(head: &[u8; HEADER], limit: usize) -> Result<Self, Wrong> {
+        let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let u32_at =
+            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if u32_at(0) != MAGIC {
+            return Err(Wrong::Protocol {
+                found: format!("{} first", printable(head)),
+                expected: format!("the magic {:?}", "DBCX"),
+            });
+        }
+        let kind = Kind::parse(u16_at(6));
+        if u16_at(4) != VERSION && kind != Some(Kind::Refuse) {
+            return Err(Wrong::Version(u16_at(4)));
+        }
+        let Some(kind) = kind else {
+            return Err(Wrong::Protocol {
+                found: format!("a message of kind {}", u16_at(6)),
+                expected: "kind 1 to 5".to_owned(),
+            });
+        };
+        let limit = match kind {
+            Kind::Refuse => MAX_GREETING,
+            Kind::Beat => 0,
+            _ => limit,
+        };
+        let len = u32_at(8) as usize;
+        if len > limit {
+            return Err(Wrong::Protocol {
+                found: format!("a message of {len} bytes"),
+                expected: format!("at most {limit} bytes here"),
+            });
+        }
+        Ok(Self { kind, len })
+    }
+}
+
+impl Wrong {
+    /// As an error of the connection to `peer`.
+    pub(super) fn from(self, peer: &str) -> ConnectError {
+        let peer = peer.to_owned();
+        match self {
+            Self::Version(theirs) => ConnectError::Version {
+                peer,
+                theirs,
+                release: env!("CARGO_PKG_VERSION"),
+            },
+            Self::Protocol { found, expected } => ConnectError::Protocol {
+                peer,
+                found,
+                expected,
+            },
+        }
+    }
+}
+
+/// The bytes of a frame.
+pub(super) fn emit(kind: Kind, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + body.len());
+    bytes.extend_from_slice(&MAGIC.to_le_bytes());
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(kind as u16).to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// The body of a refusal: what it is about, and as much of the words as is taken.
+pub(super) fn refusal_body(refusal: &Refusal) -> Vec<u8> {
+    let mut body = (refusal.kind as u16).to_le_bytes().to_vec();
+    let room = MAX_GREETING - body.len();
+    let mut end = refusal.text.len().min(room);
+    while !refusal.text.is_char_boundary(end) {
+        end -= 1;
+    }
+    body.extend_from_slice(&refusal.text.as_bytes()[..end]);
+    body
 }
 
 /// A stream with the name by which errors call the other side.
@@ -49,13 +155,7 @@ impl Framed {
         deadline: Instant,
     ) -> Result<(), ConnectError> {
         let started = Instant::now();
-        let mut bytes = Vec::with_capacity(HEADER + body.len());
-        bytes.extend_from_slice(&MAGIC.to_le_bytes());
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(kind as u16).to_le_bytes());
-        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&[0; 4]);
-        bytes.extend_from_slice(body);
+        let bytes = emit(kind, body);
         self.stream
             .write_all_by(&bytes, deadline)
             .map_err(|e| self.broken(e, step, started))
@@ -73,40 +173,7 @@ impl Framed {
         self.stream
             .read_exact_by(&mut head, deadline)
             .map_err(|e| self.broken(e, step, started))?;
-        let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
-        let u32_at =
-            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        if u32_at(0) != MAGIC {
-            return Err(self.protocol(
-                format!("{} first", printable(&head)),
-                format!("the magic {:?}", "DBCX"),
-            ));
-        }
-        let kind = Kind::parse(u16_at(6));
-        if u16_at(4) != VERSION && kind != Some(Kind::Refuse) {
-            return Err(ConnectError::Version {
-                peer: self.peer.clone(),
-                theirs: u16_at(4),
-                release: env!("CARGO_PKG_VERSION"),
-            });
-        }
-        let Some(kind) = kind else {
-            return Err(self.protocol(
-                format!("a message of kind {}", u16_at(6)),
-                "kind 1 to 4".to_owned(),
-            ));
-        };
-        let limit = match kind {
-            Kind::Refuse => MAX_GREETING,
-            _ => limit,
-        };
-        let len = u32_at(8) as usize;
-        if len > limit {
-            return Err(self.protocol(
-                format!("a message of {len} bytes"),
-                format!("at most {limit} bytes here"),
-            ));
-        }
+        let Head { kind, len } = Head::parse(&head, limit).map_err(|e| e.from(&self.peer))?;
         let mut body = vec![0; len];
         self.stream
             .read_exact_by(&mut body, deadline)
@@ -122,14 +189,12 @@ impl Framed {
 
     /// Tells the other side why not. Best effort: one that cannot be told finds out by the end of the connection.
     pub(super) fn refuse(&mut self, refusal: &Refusal, deadline: Instant) {
-        let mut body = (refusal.kind as u16).to_le_bytes().to_vec();
-        let room = MAX_GREETING - body.len();
-        let mut end = refusal.text.len().min(room);
-        while !refusal.text.is_char_boundary(end) {
-            end -= 1;
-        }
-        body.extend_from_slice(&refusal.text.as_bytes()[..end]);
-        let _ = self.send(Kind::Refuse, &body, "hear a refusal", deadline);
+        let _ = self.send(
+            Kind::Refuse,
+            &refusal_body(refusal),
+            "hear a refusal",
+            deadline,
+        );
     }
 
     pub(super) fn protocol(&self, found: String, expected: String) -> ConnectError {
@@ -147,6 +212,7 @@ impl Framed {
                 peer,
                 step,
                 after: started.elapsed(),
+                remedy: "look whether it is stopped or overloaded",
             }
         } else {
             ConnectError::Lost {
@@ -158,7 +224,7 @@ impl Framed {
     }
 }
 
-fn read_refusal(body: &[u8]) -> Refusal {
+pub(super) fn read_refusal(body: &[u8]) -> Refusal {
     let (kind, text) = body.split_first_chunk::<2>().unwrap_or((&[0, 0], &[]));
     // The words of a stranger go to a terminal: nothing but text.
     let text: String = String::from_utf8_lossy(text)

@@ -7,24 +7,35 @@
 //! [dials](Line::dial); each says who it is and what its RoCE port can do ([`Greeting`]), and either may refuse with
 //! words that the other side prints. Then there is a [`Channel`] that carries messages, such as
 //! [`Endpoint`](crate::Endpoint)s. It is a control path: payloads go over the link. Every step has a deadline, and no
-//! stranger can make this side wait or allocate for more than a greeting.
+//! stranger can make this side wait or allocate for more than a greeting. Both sides of a channel give signs of life, so that
+//! one that was stopped or lost its host is noticed after as long as the other wants to wait.
 //!
 //! The exchange is neither authenticated nor encrypted, like RoCE itself: use it on networks whose hosts you trust.
 
+mod accept;
+mod address;
 mod channel;
 mod error;
 mod frame;
 mod greeting;
+mod keeper;
+mod line;
 #[cfg(test)]
 mod tests;
 
-pub use channel::{Acceptor, Caller, Channel, DEFAULT_PORT, Line};
+pub use accept::{Acceptor, Knock};
+pub use address::{DEFAULT_PORT, check_address, check_roce_faults, check_roce_port};
+pub use channel::Channel;
+pub(crate) use error::brief;
 pub use error::{ConnectError, Refusal, RefusalKind};
 pub use frame::{MAX_MESSAGE, VERSION};
 pub(crate) use greeting::OFFER;
 pub use greeting::{Agreed, Greeting, Introduction, Offer, PATH_MTUS, gid_of_ip, ip_of_gid};
+pub use line::{Caller, Line};
 
 use crate::peer::Peer;
+
+pub(crate) type Connected<T> = std::result::Result<T, ConnectError>;
 
 /// The other end of a queue pair.
 #[derive(Clone, Debug)]

@@ -167,13 +167,11 @@ fn refusals_name_what_both_sides_said() {
 fn another_version_is_refused_and_both_are_named_on_both_sides() {
     let (error, heard) = stranger(&hello(9, b"whatever a later release says"), LONG);
     let text = error.to_string();
-    assert!(
-        text.contains("version 9") && text.contains("version 1"),
-        "{text}"
-    );
+    let own = format!("version {VERSION}");
+    assert!(text.contains("version 9") && text.contains(&own), "{text}");
     let heard = String::from_utf8_lossy(&heard).into_owned();
     assert!(
-        heard.contains("version 1") && heard.contains("version 9"),
+        heard.contains(&own) && heard.contains("version 9"),
         "{heard}"
     );
     assert!(heard.starts_with("DBCX"), "{heard}");
@@ -212,7 +210,7 @@ fn strangers_and_liars_are_told_what_is_wrong() {
     assert!(error.to_string().contains("GET / HTTP"), "{error}");
 
     // A length that nobody may make us allocate.
-    let mut huge = hello(1, b"");
+    let mut huge = hello(VERSION, b"");
     huge[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
     let (error, heard) = stranger(&huge, LONG);
     assert!(error.to_string().contains("4294967295"), "{error}");
@@ -221,14 +219,14 @@ fn strangers_and_liars_are_told_what_is_wrong() {
     let mut body = greeting("", "").encode();
     let mtu = body.len() - OFFER + 18;
     body[mtu] = 3;
-    let (error, _) = stranger(&hello(1, &body), LONG);
+    let (error, _) = stranger(&hello(VERSION, &body), LONG);
     assert!(error.to_string().contains("path MTU"), "{error}");
     body.truncate(20);
-    let (error, _) = stranger(&hello(1, &body), LONG);
+    let (error, _) = stranger(&hello(VERSION, &body), LONG);
     assert!(matches!(error, ConnectError::Protocol { .. }), "{error}");
     // Control characters would reach the terminal.
     let mut sly = greeting("\u{1b}[2J", "").encode();
-    let (error, _) = stranger(&hello(1, &sly), LONG);
+    let (error, _) = stranger(&hello(VERSION, &sly), LONG);
     assert!(error.to_string().contains("control"), "{error}");
     sly.push(0);
 }
@@ -241,7 +239,7 @@ fn silence_and_dribble_cost_their_time_out_and_no_more() {
 
     let acceptor = acceptor();
     let mut socket = TcpStream::connect(acceptor.address()).unwrap();
-    let bytes = hello(1, &greeting("", "").encode());
+    let bytes = hello(VERSION, &greeting("", "").encode());
     let error = std::thread::scope(|scope| {
         scope.spawn(move || {
             for byte in bytes {
@@ -268,7 +266,7 @@ fn silence_and_dribble_cost_their_time_out_and_no_more() {
 
 #[test]
 fn no_greeting_does_harm() {
-    let good = hello(1, &greeting("job", "purpose").encode());
+    let good = hello(VERSION, &greeting("job", "purpose").encode());
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {
         seed ^= seed << 13;
@@ -298,7 +296,7 @@ fn no_greeting_does_harm() {
 
 #[test]
 fn damaged_greetings_over_a_socket_end_in_an_error_or_a_connection() {
-    let good = hello(1, &greeting("", "").encode());
+    let good = hello(VERSION, &greeting("", "").encode());
     let acceptor = acceptor();
     for at in 0..good.len() {
         let mut bad = good.clone();
@@ -309,6 +307,140 @@ fn damaged_greetings_over_a_socket_end_in_an_error_or_a_connection() {
         let outcome = line(&acceptor).answer(&greeting("", ""), LONG);
         // The header is checked, all but its four reserved bytes.
         assert!(outcome.is_err() || at >= 12, "byte {at}");
+    }
+}
+
+#[test]
+fn a_name_that_is_none_and_an_address_of_nobody_are_called_that() {
+    // Where there is no resolver, the system says that it may pass, and it is tried for as long as allowed.
+    let error = Line::dial("no.such.host.invalid", SOON).unwrap_err();
+    assert!(matches!(error, ConnectError::Name { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("no.such.host.invalid") && text.contains("check the name"),
+        "{text}"
+    );
+    let error = Line::dial("255.255.255.255", SOON).unwrap_err();
+    assert!(
+        error.to_string().contains("the address of one host")
+            || error.to_string().contains("no way there"),
+        "{error}"
+    );
+}
+
+/// A process that greets, and then does as `then` says with its socket.
+fn greeted(then: impl FnOnce(TcpStream) + Send) -> (Channel, ()) {
+    let acceptor = acceptor();
+    let mut socket = TcpStream::connect(acceptor.address()).unwrap();
+    socket
+        .write_all(&hello(VERSION, &greeting("", "").encode()))
+        .unwrap();
+    let channel = line(&acceptor).answer(&greeting("", ""), LONG).unwrap();
+    (channel, then(socket))
+}
+
+#[test]
+fn who_gives_no_sign_of_life_is_noticed_and_who_does_is_not() {
+    // Stopped: the socket stays, and nothing comes.
+    let mut kept = None;
+    let (mut channel, ()) = greeted(|socket| kept = Some(socket));
+    assert!(channel.trouble(LONG).is_none());
+    let error = channel.recv(Duration::from_millis(1500)).unwrap_err();
+    assert!(matches!(error, ConnectError::Silent { .. }), "{error}");
+    let trouble = channel.trouble(SOON).expect("trouble");
+    assert!(
+        matches!(&trouble, ConnectError::Silent { silent, .. } if *silent >= SOON),
+        "{trouble}"
+    );
+    assert!(trouble.to_string().contains("stopped"), "{trouble}");
+    drop(kept);
+
+    // Alive, with nothing to say: that is no silence, whoever waits.
+    let (called, answered) = meet(&greeting("", ""), &greeting("", ""));
+    let (mut called, answered) = (called.unwrap(), answered.unwrap());
+    let error = called.recv(Duration::from_millis(1500)).unwrap_err();
+    assert!(
+        matches!(&error, ConnectError::TimedOut { remedy, .. } if remedy.contains("busy")),
+        "{error}"
+    );
+    assert!(answered.trouble(Duration::ZERO).is_none());
+    assert!(!answered.is_closed());
+}
+
+#[test]
+fn the_reason_for_an_end_arrives_and_what_was_said_before_it_too() {
+    let (called, answered) = meet(&greeting("", ""), &greeting("", ""));
+    let (mut called, mut answered) = (called.unwrap(), answered.unwrap());
+    answered.send(b"the last message", LONG).unwrap();
+    answered.end("it was told to end");
+    assert_eq!(called.recv(LONG).unwrap(), b"the last message");
+    let error = called.recv(LONG).unwrap_err();
+    assert!(
+        matches!(&error, ConnectError::Ended { reason, .. } if reason == "it was told to end"),
+        "{error}"
+    );
+    assert!(called.trouble(LONG).is_some() && called.is_closed());
+    let error = called.send(&vec![0; MAX_MESSAGE], LONG).unwrap_err();
+    assert!(matches!(error, ConnectError::Ended { .. }), "{error}");
+}
+
+#[test]
+fn garbage_after_the_greeting_is_an_end_in_words() {
+    let (mut channel, ()) = greeted(|mut socket| {
+        socket
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+    });
+    let error = channel.recv(LONG).unwrap_err();
+    assert!(error.to_string().contains("GET / HTTP"), "{error}");
+    let mut huge = hello(VERSION, b"");
+    (huge[6], huge[11]) = (4, 0xff);
+    let (mut channel, ()) = greeted(|mut socket| socket.write_all(&huge).unwrap());
+    let error = channel.recv(LONG).unwrap_err();
+    assert!(error.to_string().contains("at most 16777216"), "{error}");
+}
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_waiting() {
+    let mut acceptor = acceptor();
+    let at = acceptor.address();
+    let mut silent = Vec::new();
+    // More than are kept; the system's own queue of them is shorter.
+    while silent.len() < 300 {
+        silent.extend((0..100).map(|_| TcpStream::connect(at).unwrap()));
+        assert!(acceptor.next(Duration::ZERO).unwrap().is_none());
+    }
+    // One of them begins, and does not go on.
+    let whole = hello(VERSION, &greeting("", "").encode());
+    silent[299].write_all(&whole[..20]).unwrap();
+    let started = Instant::now();
+    let caller = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let line = Line::dial(&at.to_string(), LONG).unwrap();
+            line.call(&greeting("j", ""), LONG).map(drop)
+        });
+        loop {
+            match acceptor.next(SOON).unwrap() {
+                Some(Knock::Caller(caller)) => {
+                    let job = caller.introduction().greeting.job.clone();
+                    caller.welcome(&greeting("", ""), LONG).unwrap();
+                    break job;
+                }
+                Some(Knock::Stranger(e)) => {
+                    assert!(matches!(e, ConnectError::TimedOut { .. }), "{e}");
+                }
+                None => {}
+            }
+            assert!(started.elapsed() < LONG, "nobody was heard");
+        }
+    });
+    assert_eq!(caller, "j");
+    // Who said nothing is told of as that, in time.
+    loop {
+        if let Some(Knock::Stranger(e)) = acceptor.next(LONG).unwrap() {
+            assert!(matches!(e, ConnectError::TimedOut { .. }), "{e}");
+            break;
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, Result};
 
 mod roce;
+pub(crate) use roce::{faults as roce_faults, port_config as roce_port};
 pub mod soft;
 
 /// A kind of HCA, opened.

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
 use doorbell_hca::roce::transport::{Config, Mtu};
-use doorbell_hca::roce::{PortConfig, RocePort, RoceTarget as Target};
+use doorbell_hca::roce::{
+    FaultSpec, PortConfig, PortError, PortKind, RocePort, RoceTarget as Target,
+};
 use doorbell_hca::{Access, Hca};
 use doorbell_wire::roce::{Psn, Transport};
 
@@ -42,24 +44,12 @@ impl RoceSettings {
     }
 
     fn config(&self) -> Result<PortConfig> {
-        let wrong = |value: &str, remedy: String| Error::Setting {
-            name: "roce",
-            value: value.to_owned(),
-            origin: crate::Source::Argument,
-            remedy,
-        };
-        // `udp` alone is the address by which others reach this host.
-        let text = match self.port.split_once('?') {
-            Some(("udp", options)) => format!("{}?{options}", own_address()),
-            None if self.port == "udp" => own_address(),
-            _ => self.port.clone(),
-        };
-        let mut config: PortConfig = text.parse().map_err(|e| wrong(&text, format!("{e}")))?;
+        let mut config = port_config(&self.port)?;
         if let Some(pcap) = &self.wrap.pcap {
             config.pcap = Some(pcap.clone());
         }
         if let Some(fault) = &self.wrap.fault {
-            config.faults = Some(fault.parse().map_err(|e| wrong(fault, format!("{e}")))?);
+            config.faults = Some(faults(fault)?);
         }
         config.trace |= self.wrap.trace;
         Ok(config)
@@ -131,6 +121,70 @@ impl RoceSettings {
     }
 }
 
+pub(crate) fn faults(text: &str) -> Result<FaultSpec> {
+    text.parse().map_err(|e| Error::Setting {
+        name: "net-fault",
+        value: text.to_owned(),
+        origin: crate::Source::Argument,
+        remedy: inner_words(&e),
+    })
+}
+
+/// What is wrong with a text that the error would repeat.
+fn inner_words(error: &PortError) -> String {
+    match error {
+        PortError::BadConfig { what, .. } => what.clone(),
+        other => other.to_string(),
+    }
+}
+
+pub(crate) fn port_config(port: &str) -> Result<PortConfig> {
+    let wrong = |remedy: String| Error::Setting {
+        name: "roce",
+        value: port.to_owned(),
+        origin: crate::Source::Argument,
+        remedy,
+    };
+    // `udp` alone is the address by which others reach this host.
+    let text = match port.split_once('?') {
+        Some(("udp", options)) => format!("{}?{options}", own_address()),
+        None if port == "udp" => own_address(),
+        _ => port.to_owned(),
+    };
+    let config: PortConfig = text.parse().map_err(|e| wrong(inner_words(&e)))?;
+    if let PortKind::Udp(address) = &config.kind
+        && let Some(what) = no_host(address.ip())
+    {
+        return Err(wrong(format!(
+            "{} is {what}, and peers send to the address that they are told: give one of this host (`ip addr` lists them), or udp for the one of the default route",
+            address.ip()
+        )));
+    }
+    Ok(config)
+}
+
+/// What `ip` is if it is not the address of one host.
+fn no_host(ip: IpAddr) -> Option<&'static str> {
+    if ip.is_unspecified() {
+        return Some("every address");
+    }
+    if ip.is_multicast() {
+        return Some("a multicast address");
+    }
+    if ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        return Some("a broadcast address");
+    }
+    // An interface's broadcast address is only known to the kernel, which lets sockets have it but not send to it.
+    let probe = match ip {
+        IpAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?,
+        IpAddr::V6(_) => return None,
+    };
+    match probe.connect((ip, 9)) {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Some("a broadcast address"),
+        _ => None,
+    }
+}
+
 /// A port at the address by which packets leave this host for others; nothing is sent to find that out.
 fn own_address() -> String {
     let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
@@ -179,4 +233,56 @@ pub(super) fn target(target: &RoceTarget, psn: u32) -> Result<Target> {
         },
         access: Access::ALL,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_peers_could_not_send_to_is_refused_at_once() {
+        for (port, part) in [
+            ("udp://0.0.0.0", "every address"),
+            ("udp://", "every address"),
+            ("udp://[::]:4791", "every address"),
+            ("udp://224.0.0.1", "multicast"),
+            ("udp://[ff02::1]", "multicast"),
+            ("udp://255.255.255.255:1", "broadcast"),
+            ("udp://127.255.255.255", "broadcast"),
+        ] {
+            let error = port_config(port).unwrap_err().to_string();
+            assert!(
+                error.contains(part) && error.contains(port) && error.contains("`ip addr`"),
+                "{error}"
+            );
+        }
+        for port in [
+            "udp",
+            "udp?trains=off",
+            "udp://127.0.0.1",
+            "udp://[::1]:4791",
+            "raw:eth0",
+        ] {
+            port_config(port).unwrap();
+        }
+        let error = port_config("raw:").unwrap_err().to_string();
+        assert!(error.contains("raw:eth0"), "{error}");
+    }
+
+    #[test]
+    fn faults_are_refused_as_what_they_are() {
+        faults("loss=1%,seed=7").unwrap();
+        for (text, part) in [
+            ("", "loss=1%"),
+            ("los=1%", "one of loss"),
+            ("loss=2", "1% or"),
+        ] {
+            let error = faults(text).unwrap_err().to_string();
+            assert!(
+                error.contains("net-fault") && error.contains(part),
+                "{error}"
+            );
+            assert!(!error.contains("roce"), "{error}");
+        }
+    }
 }
