@@ -9,9 +9,8 @@ mod common;
 mod guest;
 
 use std::net::TcpListener;
-use std::process::Child;
 
-use common::{finish, start, texts};
+use common::{PATIENCE, Running};
 use guest::{Guest, segment};
 
 /// The packet port that is the other end of the guest's wire.
@@ -33,16 +32,6 @@ fn ends() -> (u16, u16) {
     (mine, wire)
 }
 
-fn end(child: Child, args: &[&str]) {
-    let output = finish(child, args);
-    let (out, err) = texts(&output);
-    assert!(
-        output.status.success(),
-        "doorbell {args:?}: {:?}\n{out}\n{err}",
-        output.status
-    );
-}
-
 /// The guest's program calls; ours listens.
 fn we_serve(guest_command: &str, args: &[&str], control: u16) {
     let (mine, wire) = ends();
@@ -55,13 +44,13 @@ fn we_serve(guest_command: &str, args: &[&str], control: u16) {
         })
         .collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let ours = start(&args);
+    let mut ours = Running::start(&args);
     let command = guest_command.replace("CONTROL", &control.to_string());
     let mut guest = Guest::boot(&command, wire, mine, "");
     guest.expect("CMD-END");
     let said = guest.said().join("\n");
     assert!(said.contains("CMD-END rc=0"), "{command}: {said}");
-    end(ours, &args);
+    ours.succeed_within(PATIENCE);
 }
 
 /// The guest's program listens; ours calls.
@@ -80,7 +69,7 @@ fn we_call(guest_command: &str, args: &[&str], inside: u16) {
         })
         .collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    end(start(&args), &args);
+    Running::start(&args).succeed_within(PATIENCE);
     guest.expect("CMD-END");
     let said = guest.said().join("\n");
     assert!(said.contains("CMD-END rc=0"), "{guest_command}: {said}");

@@ -1,7 +1,7 @@
 //! Two processes: all tests over shared memory, and either process killed in the middle of a run.
 
 mod common;
-use common::{alive, children, finish, kill, start, succeed, texts, wait_until};
+use common::{Running, alive, children, kill, succeed, texts, wait_until, words};
 
 #[test]
 fn every_test_with_a_second_process() {
@@ -62,14 +62,14 @@ fn a_killed_peer_is_an_error_within_the_time_out() {
             "--timeout",
             "5",
         ];
-        let child = start(&args);
-        let pid = child.id();
+        let child = Running::start(&args);
+        let pid = child.pid();
         wait_until("the peer process", || !children(pid).is_empty());
         let peer = children(pid)[0];
         // Wherever the run is by now: setting up, or in the middle of it.
         std::thread::sleep(std::time::Duration::from_millis(700));
         kill(peer);
-        let output = finish(child, &args);
+        let output = child.finish();
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{test}\n{out}\n{err}");
         assert!(err.contains("the peer process"), "{test}: {err}");
@@ -79,24 +79,15 @@ fn a_killed_peer_is_an_error_within_the_time_out() {
 
 #[test]
 fn a_stopped_peer_is_an_error_too() {
-    let args = [
-        "perf",
-        "put-lat",
-        "--link",
-        "shm",
-        "--secs",
-        "600",
-        "--timeout",
-        "3",
-    ];
-    let child = start(&args);
-    let pid = child.id();
+    let args = words("perf put-lat --link shm --secs 600 --timeout 3");
+    let child = Running::start(&args);
+    let pid = child.pid();
     wait_until("the peer process", || !children(pid).is_empty());
     let peer = children(pid)[0];
     std::thread::sleep(std::time::Duration::from_millis(700));
     // Alive, and never to answer again.
     common::signal(peer, "-STOP");
-    let output = finish(child, &args);
+    let output = child.finish();
     let (out, err) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
     assert!(err.contains("doorbell: put-lat"), "{err}");
@@ -105,38 +96,29 @@ fn a_stopped_peer_is_an_error_too() {
 
 #[test]
 fn a_peer_does_not_outlive_its_parent() {
-    let args = [
-        "perf",
-        "put-lat",
-        "--link",
-        "shm",
-        "--secs",
-        "600",
-        "--timeout",
-        "5",
-    ];
-    let mut child = start(&args);
-    let pid = child.id();
+    let args = words("perf put-lat --link shm --secs 600 --timeout 5");
+    let child = Running::start(&args);
+    let pid = child.pid();
     wait_until("the peer process", || !children(pid).is_empty());
     let peer = children(pid)[0];
     std::thread::sleep(std::time::Duration::from_millis(300));
-    kill(pid);
-    child.wait().expect("reaping");
+    drop(child);
     wait_until("the peer's end", || !alive(peer));
 }
 
 #[test]
 fn the_peer_subcommand_refuses_what_is_not_an_order() {
     use std::io::Write;
+    use std::process::Stdio;
     let mut child = common::doorbell(&["peer", "--timeout", "1"])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("starting");
     let mut input = child.stdin.take().expect("its input");
     input.write_all(b"hello\n").expect("writing");
     drop(input);
-    let (_, err) = texts(&finish(child, &["peer"]));
+    let (_, err) = texts(&child.wait_with_output().expect("its end"));
     assert!(err.contains("not an order"), "{err}");
 }

@@ -1,7 +1,7 @@
 //! What people type wrongly is refused with the option to change; exit statuses tell runs apart.
 
 mod common;
-use common::{doorbell, run, succeed, texts};
+use common::{doorbell, run, succeed, texts, words};
 
 #[test]
 fn wrong_arguments_are_refused_with_a_remedy() {
@@ -26,6 +26,47 @@ fn wrong_arguments_are_refused_with_a_remedy() {
         ("perf forward --initiator cpu", 2, "--initiator"),
         ("perf atomic-rate --size 16", 2, "leave --size"),
         ("perf put-bw --gpu tpu", 2, "cuda:N"),
+        ("perf put-bw --link roce:", 2, "udp://"),
+        ("perf put-bw --link roce:raw:", 2, "raw:eth0"),
+        ("perf put-bw --link roce:tcp:x", 2, "none of udp://"),
+        ("perf put-bw --link roce:udp://0.0.0.0", 2, "every address"),
+        ("perf put-bw --link roce:udp://224.0.0.5", 2, "multicast"),
+        ("perf put-bw --link roce --net-fault=", 2, "--net-fault"),
+        (
+            "perf put-bw --link roce --net-fault los=1%",
+            2,
+            "one of loss",
+        ),
+        (
+            "perf put-bw --link roce --connect ::1:4791",
+            2,
+            "[::1]:4791",
+        ),
+        ("perf put-bw --link roce --connect h:99999", 2, "1 to 65535"),
+        ("serve --listen a:b:c", 2, "brackets"),
+        (
+            "serve --listen 127.0.0.1:0 --port udp://255.255.255.255",
+            2,
+            "broadcast",
+        ),
+        (
+            "serve --listen 127.0.0.1:0 --port udp://192.0.2.77",
+            1,
+            "--port udp://192.0.2.77 cannot be opened",
+        ),
+        (
+            "serve --listen 127.0.0.1:0 --port raw:nowhere0",
+            1,
+            "No such device",
+        ),
+        ("serve --listen 192.0.2.77", 1, "192.0.2.77:4791"),
+        ("pingpong --roce raw:", 2, "raw:eth0"),
+        ("pingpong -m 1000", 2, "1024"),
+        (
+            "perf put-bw --quick --link roce --pcap /nonexistent/x",
+            1,
+            "/nonexistent/x: No such file",
+        ),
         ("perf put-bw --gpu cuda:99 --iters 1", 1, "CUDA"),
         ("perf put-bw --pin 100000 --iters 1", 1, "--pin"),
         (
@@ -152,8 +193,39 @@ fn info_says_what_was_chosen_and_why() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_drama() {
-    let mut child = common::start(&["info"]);
-    drop(child.stdout.take());
-    let (_, err) = texts(&common::finish(child, &["info"]));
-    assert_eq!(err, "");
+    use std::process::Stdio;
+    for args in [
+        "info",
+        "perf put-bw --quick --no-baseline",
+        "perf put-bw --quick --link roce --no-baseline",
+        "dump --help",
+    ] {
+        let mut child = doorbell(&words(args))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starting doorbell");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("its end");
+        assert_eq!(texts(&output).1, "", "{args}");
+    }
+    // Nobody reads what went wrong either: that is its status, and no panic.
+    for (args, status) in [
+        ("perf put-bw --pin 100000 --iters 1", 1),
+        ("info --gpu tpu", 2),
+    ] {
+        let mut child = doorbell(&words(args))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starting doorbell");
+        drop((child.stdout.take(), child.stderr.take()));
+        assert_eq!(
+            child.wait().expect("its end").code(),
+            Some(status),
+            "{args}"
+        );
+    }
 }

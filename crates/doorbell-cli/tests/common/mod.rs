@@ -1,12 +1,14 @@
 //! Running the built command and looking at what it says.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::io::Read;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+mod running;
+pub(crate) use running::Running;
+
 /// No run of these tests may take longer, on however slow a machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command, free of the caller's settings.
 pub(crate) fn doorbell(args: &[&str]) -> Command {
@@ -24,51 +26,17 @@ pub(crate) fn doorbell(args: &[&str]) -> Command {
 
 /// Runs it to its end; panics when it does not come.
 pub(crate) fn run(args: &[&str]) -> Output {
-    finish(start(args), args)
+    Running::start(args).finish()
 }
 
-/// Starts it with its output piped.
-pub(crate) fn start(args: &[&str]) -> Child {
-    doorbell(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("starting doorbell")
+/// The same for arguments in one text.
+pub(crate) fn run_words(args: &str) -> Output {
+    run(&words(args))
 }
 
-/// Waits for its end.
-pub(crate) fn finish(mut child: Child, args: &[&str]) -> Output {
-    let mut pipes = (child.stdout.take(), child.stderr.take());
-    // Read while it runs: a full pipe would stop it.
-    let reader = std::thread::spawn(move || {
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        std::thread::scope(|scope| {
-            let errors = pipes.1.take();
-            scope.spawn(|| errors.map(|mut p| p.read_to_end(&mut err)));
-            if let Some(p) = &mut pipes.0 {
-                p.read_to_end(&mut out).expect("reading its output");
-            }
-        });
-        (out, err)
-    });
-    let until = Instant::now() + PATIENCE;
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("waiting for doorbell") {
-            break status;
-        }
-        if Instant::now() > until {
-            child.kill().expect("killing a run that does not end");
-            panic!("doorbell {args:?} did not end within {PATIENCE:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let (stdout, stderr) = reader.join().expect("the reader");
-    Output {
-        status,
-        stdout,
-        stderr,
-    }
+/// The words of a command line in which nothing is quoted.
+pub(crate) fn words(args: &str) -> Vec<&str> {
+    args.split_whitespace().collect()
 }
 
 /// Runs it, and panics unless it succeeds.

@@ -9,11 +9,11 @@ use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{kill, signal};
+use common::{Running, kill, signal};
 use doorbell_wire::roce::icrc::{self, Ip};
 use doorbell_wire::roce::net::Ipv4;
 use doorbell_wire::roce::{Bth, Ext, Header, Opcode, Psn, Reth};
-use net::{CLIENT, Net, Running, SERVER, STRANGER};
+use net::{CLIENT, Net, SERVER, STRANGER};
 
 /// A run that nothing is wrong with, however slow the machine.
 const WELL: Duration = Duration::from_secs(90);

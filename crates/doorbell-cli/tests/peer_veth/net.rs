@@ -1,12 +1,10 @@
 //! Two network namespaces joined by a veth pair, and what runs in them.
 
 use std::fs::File;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
-use super::common::{doorbell, wait_until};
+use super::common::{Running, doorbell, wait_until, words};
 
 /// The server's address, the client's, and that of somebody else on the client's side.
 pub(crate) const SERVER: &str = "10.77.0.1";
@@ -18,7 +16,6 @@ static NETS: AtomicU32 = AtomicU32::new(0);
 /// Side 0 is the server's, side 1 the client's. They end with this.
 pub(crate) struct Net {
     sides: [String; 2],
-    pub(crate) folder: tempfile::TempDir,
 }
 
 fn ip(args: &[&str]) {
@@ -41,7 +38,6 @@ impl Net {
         let name = |side| format!("doorbell-{}-{number}-{side}", std::process::id());
         let net = Self {
             sides: [name(0), name(1)],
-            folder: tempfile::tempdir().expect("a folder"),
         };
         let [a, b] = [&*net.sides[0], &*net.sides[1]];
         ip(&["netns", "add", a]);
@@ -90,33 +86,26 @@ impl Net {
 
     /// The command on one side; `DOORBELL_*` as given.
     pub(crate) fn start(&self, side: usize, args: &[&str], env: &[(&str, &str)]) -> Running {
-        let number = NETS.fetch_add(1, Ordering::Relaxed);
-        let log = self.folder.path().join(format!("{number}.log"));
-        let file = File::create(&log).expect("a log");
         let inner = doorbell(args);
-        let mut command = Command::new("ip");
-        command
-            .args(["netns", "exec", &self.sides[side]])
-            .arg(inner.get_program())
-            .args(inner.get_args());
+        let mut command = self.command(side, inner.get_program());
+        command.args(inner.get_args());
         for (name, value) in inner.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
-        let child = command
-            .envs(env.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(file.try_clone().expect("the log again"))
-            .stderr(file)
-            .spawn()
-            .expect("starting ip netns exec");
-        Running {
-            child,
-            log,
-            what: args.join(" "),
-        }
+        command.envs(env.iter().copied());
+        Running::spawn(command, &format!("doorbell {}", args.join(" ")))
+    }
+
+    /// A program on one side.
+    pub(crate) fn command(&self, side: usize, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", &self.sides[side]])
+            .arg(program);
+        command
     }
 
     /// A server that serves until it is told to end; it listens when this returns.
@@ -129,12 +118,8 @@ impl Net {
     /// A client of that server.
     pub(crate) fn perf(&self, args: &str, env: &[(&str, &str)]) -> Running {
         let fixed = "--link roce --no-baseline --connect";
-        let args: Vec<&str> = format_args!("perf {args} {fixed} {SERVER}")
-            .to_string()
-            .leak()
-            .split_whitespace()
-            .collect();
-        self.start(1, &args, env)
+        let args = format!("perf {args} {fixed} {SERVER}");
+        self.start(1, &words(&args), env)
     }
 
     /// Runs something in a namespace, on a thread of its own.
@@ -160,59 +145,5 @@ impl Drop for Net {
             // The veth pair goes with them.
             let _ = Command::new("ip").args(["netns", "del", side]).output();
         }
-    }
-}
-
-/// A process that does not outlive its test.
-pub(crate) struct Running {
-    child: Child,
-    log: PathBuf,
-    what: String,
-}
-
-impl Running {
-    /// What it has said, on standard output and standard error.
-    pub(crate) fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).expect("its log")
-    }
-
-    pub(crate) fn wait_for(&self, text: &str) {
-        let why = format!("doorbell {} saying `{text}`", self.what);
-        wait_until(&why, || self.said().contains(text));
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Waits for its end, for so long and no longer.
-    pub(crate) fn end_within(&mut self, limit: Duration) -> (ExitStatus, String) {
-        let until = Instant::now() + limit;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("its status") {
-                return (status, self.said());
-            }
-            assert!(
-                Instant::now() < until,
-                "doorbell {} did not end within {limit:?}; it said:\n{}",
-                self.what,
-                self.said()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Its end has to be a good one.
-    pub(crate) fn succeed_within(&mut self, limit: Duration) -> String {
-        let (status, said) = self.end_within(limit);
-        assert!(status.success(), "doorbell {}: {status}\n{said}", self.what);
-        said
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -63,7 +63,11 @@ impl Line {
             if left <= RETRY || !passes {
                 return Err(ConnectError::Unreachable {
                     address: full,
-                    after: timeout.saturating_sub(left),
+                    after: if passes {
+                        timeout
+                    } else {
+                        timeout.saturating_sub(left)
+                    },
                     remedy: remedy(&source),
                     source,
                 });
