@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use doorbell::GpuSelect;
 
+pub(crate) use crate::args_sweep::{CompareArgs, SweepArgs};
 pub(crate) use crate::args_tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 use crate::lists::{self, List};
 
@@ -55,6 +56,10 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     /// Watch what the queue pairs of running processes do, or serve it to Prometheus
     Stat(StatArgs),
+    /// Measure everything once over, into results.json and a report to look at
+    Sweep(Box<SweepArgs>),
+    /// Say what changed between two sweeps beyond noise
+    Compare(CompareArgs),
 }
 
 #[derive(Debug, Args)]
@@ -235,7 +240,7 @@ impl Initiator {
 }
 
 /// How bytes reach the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Link {
     /// Both ends in this process
     Loopback,

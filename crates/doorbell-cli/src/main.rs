@@ -4,7 +4,9 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod args_sweep;
 mod args_tools;
+mod compare;
 mod config;
 mod cputime;
 mod doctor;
@@ -23,6 +25,7 @@ mod serve;
 mod ship;
 mod stat;
 mod stats;
+mod sweep;
 mod table;
 mod units;
 
@@ -75,6 +78,8 @@ fn main() -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Dump(args) => dump::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Sweep(args) => sweep::run(args),
+        Command::Compare(args) => compare::run(args),
     };
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,

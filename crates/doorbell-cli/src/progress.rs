@@ -38,6 +38,16 @@ impl Progress {
         }
     }
 
+    /// None: somebody else shows how far it is.
+    pub(crate) fn silent() -> Self {
+        Self {
+            bar: None,
+            started: Instant::now(),
+            cases: 0,
+            done: 0,
+        }
+    }
+
     /// The case at hand is `share` (0 to 1) done.
     pub(crate) fn at(&mut self, share: f64, what: &str) {
         let Some(bar) = &self.bar else { return };

@@ -16,6 +16,20 @@ pub(crate) fn summarise(samples: &mut [u64]) -> Option<Latency> {
     })
 }
 
+/// Where a distribution is looked at: close together in its tail, which a few samples make up.
+pub(crate) const PERCENTILES: [f64; 20] = [
+    0.0, 1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 98.0, 99.0, 99.5,
+    99.8, 99.9, 99.95, 99.99,
+];
+
+/// Sorted samples at each of [`PERCENTILES`]; nothing if there are none.
+pub(crate) fn percentiles(sorted: &[u64]) -> Vec<u64> {
+    if sorted.is_empty() {
+        return Vec::new();
+    }
+    PERCENTILES.iter().map(|p| rank(sorted, *p)).collect()
+}
+
 /// Nearest rank in sorted, non-empty samples.
 fn rank(sorted: &[u64], percent: f64) -> u64 {
     let at = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
@@ -37,5 +51,9 @@ mod tests {
         let one = summarise(&mut [7]).unwrap();
         assert_eq!((one.min, one.p50, one.p99, one.max), (7, 7, 7, 7));
         assert!(summarise(&mut []).is_none());
+        let all = percentiles(&samples);
+        assert_eq!(all.len(), PERCENTILES.len());
+        assert_eq!((all[0], all[7], all[19]), (1, 50, 100));
+        assert!(percentiles(&[]).is_empty());
     }
 }

@@ -13,12 +13,13 @@ mod end;
 mod engine;
 mod far;
 mod forward;
+pub(crate) mod lab;
 mod latency;
 mod messages;
 pub(crate) mod peer;
 mod perftest;
 mod pipe;
-mod plan;
+pub(crate) mod plan;
 mod post;
 mod proxy;
 mod queues;
@@ -27,7 +28,7 @@ pub(crate) mod remote;
 mod report;
 mod running;
 mod side;
-mod tally;
+pub(crate) mod tally;
 
 use std::path::Path;
 use std::time::Duration;
@@ -83,18 +84,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let config = crate::config::of_perf(args, port.as_deref());
     let settings = config.resolve()?;
     let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
-    let defaults = Defaults {
-        depth: settings.depth,
-        depth_free: settings
-            .explain()
-            .iter()
-            .any(|s| s.name == "depth" && s.source == Source::Default),
-        handler: match settings.handler {
-            doorbell::Handler::Record => Handler::Record,
-            doorbell::Handler::Only => Handler::Doorbell,
-            doorbell::Handler::Producer => Handler::Producer,
-        },
-    };
+    let defaults = defaults(&settings);
     let mut cases = plan::cases(args, &defaults, seed).map_err(|e| e.context(WrongArguments))?;
     if foreign.is_some() {
         cases = cases.into_iter().map(|c| perftest::case(args, c)).collect();
@@ -155,6 +145,22 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         }
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
         None => Ok(Ended::Well),
+    }
+}
+
+/// What holds where no argument says otherwise.
+fn defaults(settings: &doorbell::Settings) -> Defaults {
+    Defaults {
+        depth: settings.depth,
+        depth_free: settings
+            .explain()
+            .iter()
+            .any(|s| s.name == "depth" && s.source == Source::Default),
+        handler: match settings.handler {
+            doorbell::Handler::Record => Handler::Record,
+            doorbell::Handler::Only => Handler::Doorbell,
+            doorbell::Handler::Producer => Handler::Producer,
+        },
     }
 }
 

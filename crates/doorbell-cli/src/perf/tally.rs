@@ -38,6 +38,8 @@ pub(crate) struct Measured {
     pub(crate) faults: Vec<String>,
     /// What else is worth a line below the row.
     pub(crate) notes: Vec<String>,
+    /// Of a latency test: the samples at [`stats::PERCENTILES`].
+    pub(crate) percentiles: Vec<u64>,
 }
 
 impl Tally {
@@ -106,6 +108,8 @@ impl Tally {
             compared: self.compared,
             faults: self.faults,
             notes: self.notes,
+            // The summary has sorted them.
+            percentiles: stats::percentiles(&self.samples),
         }
     }
 }

@@ -1,0 +1,115 @@
+//! `doorbell sweep`: everything measured once over, several times, into `results.json` and a report to look at.
+//!
+//! `plan` says what is measured, in `doorbell perf` commands; `run` measures it in passes, each over all points, so that a point's
+//! repetitions lie far apart and their spread contains what else the machine did; `results` is the file; `screen`, `html` and `plot`
+//! show it. Whatever ends a sweep, what was measured by then is a valid file.
+
+pub(crate) mod files;
+mod html;
+pub(crate) mod labels;
+mod plan;
+mod plot;
+pub(crate) mod results;
+mod run;
+mod screen;
+mod show;
+
+#[cfg(test)]
+pub(crate) mod fixture;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context as _, Result, bail};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::args::SweepArgs;
+use crate::{Ended, WrongArguments};
+
+/// Exit status of a sweep that a signal ended early.
+const INTERRUPTED: u8 = 130;
+
+/// Measures, or draws again what was measured.
+pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
+    let folder = args.out.clone().unwrap_or_else(new_folder);
+    if let Some(file) = &args.redraw {
+        let results = files::read(file)?;
+        let written = files::write(&folder, &results, &html::page(&results))?;
+        println!("report: {}", written.report.display());
+        return Ok(Ended::Well);
+    }
+    if let Some(launched) = doorbell::Launched::detect(None)? {
+        let wrong = anyhow::anyhow!(
+            "rank {} of {} by {}: every rank would sweep by itself; start one, and it starts its second process, or name a host with --connect",
+            launched.rank,
+            launched.world,
+            launched.launcher
+        );
+        return Err(wrong.context(WrongArguments));
+    }
+    // Found out now, not when the results are there and cannot be kept.
+    files::prepare(&folder)?;
+    let stop = on_signals()?;
+    let mut sweep = run::Sweep::new(args, stop)?;
+    println!("{}", screen::heading(sweep.results()));
+    let ended =
+        sweep.all(&mut |results| files::write(&folder, results, &html::page(results)).map(drop))?;
+    let results = sweep.results();
+    if results.points.iter().all(|p| p.repetitions.is_empty()) && results.notes.is_empty() {
+        bail!("nothing was measured: name other --links or experiments");
+    }
+    let written = files::write(&folder, results, &html::page(results))?;
+    let styled = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    print!("{}", screen::summary(results, styled));
+    println!("\nresults: {}", written.results.display());
+    println!("report:  {}", written.report.display());
+    let errors: u64 = results.points.iter().map(results::Point::errors).sum();
+    Ok(match ended {
+        run::End::Interrupted => Ended::Verdict(INTERRUPTED),
+        _ if errors > 0 => Ended::CheckFailed,
+        run::End::Failed => {
+            eprintln!("doorbell: not everything could be measured: see above");
+            Ended::Verdict(1)
+        }
+        run::End::Done | run::End::OutOfTime => Ended::Well,
+    })
+}
+
+/// A word that is true once a signal came; a second one ends the process at once.
+fn on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: the first signal finds the word false, and sets it.
+        signal_hook::flag::register_conditional_shutdown(
+            signal,
+            INTERRUPTED.into(),
+            Arc::clone(&stop),
+        )
+        .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
+        .context("asking for signals, by which a sweep ends early")?;
+    }
+    Ok(stop)
+}
+
+/// A name that no earlier sweep has: `doorbell-sweep-20260102-030405`.
+fn new_folder() -> PathBuf {
+    let digits: String = crate::environment::utc_now()
+        .chars()
+        .filter(char::is_ascii_digit)
+        .collect();
+    let (day, time) = digits.split_at(8);
+    PathBuf::from(format!("doorbell-sweep-{day}-{time}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_folder_has_the_time_in_its_name() {
+        let name = new_folder().display().to_string();
+        assert_eq!(name.len(), "doorbell-sweep-20260102-030405".len(), "{name}");
+    }
+}
