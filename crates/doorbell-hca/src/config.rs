@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::mem::table::MAX_LOG_SLOTS;
+use crate::record::Recording;
 use crate::script::Script;
 
 /// Who runs the engine.
@@ -79,6 +80,8 @@ pub struct HcaConfig {
     pub script: Option<Script>,
     /// How long dropping a [`Mr`](crate::Mr) or [`HcaQp`](crate::HcaQp) waits before it leaks instead.
     pub drop_timeout: Duration,
+    /// The flight recorder.
+    pub record: Recording,
 }
 
 impl Default for HcaConfig {
@@ -94,6 +97,7 @@ impl Default for HcaConfig {
             dma: DmaConfig::default(),
             script: None,
             drop_timeout: Duration::from_secs(2),
+            record: Recording::default(),
         }
     }
 }
@@ -117,6 +121,9 @@ impl HcaConfig {
         }
         if !(1..=4096).contains(&self.batch) {
             return bad(format!("batch is {}, it must be 1 to 4096", self.batch));
+        }
+        if let Err(what) = self.record.check() {
+            return bad(what);
         }
         match self.cores {
             Cores::Threads(n) if !(1..=256).contains(&n) => bad(format!(

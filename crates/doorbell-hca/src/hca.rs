@@ -22,6 +22,7 @@ use crate::mem::{Exporter, Memory, Mr, MrConfig, Region, TableMemory};
 use crate::place::{self, Placement};
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, HcaQp, QpConfig};
+use crate::record::{self, Store, WaitKind, Waiting};
 use crate::roce::{PortConfig, RoceCounters, RocePort};
 use crate::script::ScriptRun;
 
@@ -59,6 +60,8 @@ pub(crate) struct Inner {
     pub(crate) events: Events,
     pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
     pub(crate) stop: AtomicBool,
+    /// The flight record, if one is kept.
+    pub(crate) record: Option<Arc<Store>>,
     /// The fault script that is being played.
     pub(crate) script: Option<Arc<ScriptRun>>,
     /// Packet ports, by core.
@@ -185,8 +188,10 @@ impl Hca {
             }
             _ => None,
         };
+        let caller = config.cores == Cores::CallerDriven;
+        let record = Store::new(&config.record, count, caller);
         let cores = (0..count)
-            .map(|i| CoreSlot::new(i, config.dma, script.clone()))
+            .map(|i| CoreSlot::new(i, config.dma, record.as_ref(), script.clone()))
             .collect();
         let inner = Arc::new(Inner {
             regions,
@@ -196,6 +201,7 @@ impl Hca {
             events: Events::default(),
             exporter: OnceLock::new(),
             stop: AtomicBool::new(false),
+            record,
             script,
             ports: Mutex::default(),
             doorbells: Doorbells::default(),
@@ -296,6 +302,9 @@ impl Hca {
         if let Some(e) = exporter {
             e.registered(key, &region);
         }
+        if let Some(record) = &inner.record {
+            record.registered(key.0, &region);
+        }
         Ok(Mr::new(self.clone(), key, region))
     }
 
@@ -378,7 +387,8 @@ impl Hca {
             QpShared::new(qpn, config.pd, core, config.cq.cqn, recv)
         })?;
         // SAFETY: this function's contract is that of `EngineQp::new`.
-        let mut qp = unsafe { engine::EngineQp::new(config, Arc::clone(&shared)) };
+        let mut qp =
+            unsafe { engine::EngineQp::new(config, Arc::clone(&shared), inner.record.as_ref()) };
         if let Some((run, nth)) = &script {
             qp.adopt(run, *nth);
         }
@@ -491,6 +501,16 @@ impl Hca {
     /// State of every engine core.
     pub fn health(&self) -> Vec<CoreHealth> {
         self.0.inner.cores.iter().map(CoreSlot::health).collect()
+    }
+
+    /// What the flight recorder has; `None` if it is off.
+    pub fn record(&self) -> Option<record::Record> {
+        self.inner().record.as_ref()?.read()
+    }
+
+    /// Enters a wait into the flight record, until what is returned is dropped. For waits that last.
+    pub fn waiting(&self, kind: WaitKind, at: u64, wanted: u64, have: u64) -> Option<Waiting> {
+        Waiting::enter(self.inner().record.as_ref()?, kind, at, wanted, have)
     }
 
     /// Who tells peers about regions. Set once, before the first region is registered.

@@ -7,6 +7,7 @@
 //! * [`Hca`] makes memory regions ([`Mr`]) and queue pairs ([`HcaQp`]), reports [`Event`]s, and runs the engine.
 //! * [`mem`] is the key table, which a peer process can map read-only, and how regions end.
 //! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), packets ([`roce`]).
+//! * [`record`] is the flight recorder: what happened to each queue pair, and when.
 //! * [`dma`] moves payloads of GPU memory through a copy engine.
 //!
 //! Memory shared with others comes in as [`Shared`] pointers through `unsafe` calls; everything above them is safe.
@@ -26,6 +27,7 @@ pub mod mem;
 mod place;
 pub mod qp;
 mod raw;
+pub mod record;
 pub mod roce;
 pub mod script;
 pub mod shm;

@@ -13,6 +13,7 @@ use super::counters::AtomicCoreCounters;
 use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::hca::{CoreHealth, Inner};
+use crate::record::Store;
 use crate::script::ScriptRun;
 
 type Message = Box<dyn FnOnce(&mut Core, &Inner) + Send>;
@@ -33,7 +34,12 @@ pub(crate) struct CoreSlot {
 }
 
 impl CoreSlot {
-    pub(crate) fn new(index: usize, dma: DmaConfig, script: Option<Arc<ScriptRun>>) -> Self {
+    pub(crate) fn new(
+        index: usize,
+        dma: DmaConfig,
+        record: Option<&Arc<Store>>,
+        script: Option<Arc<ScriptRun>>,
+    ) -> Self {
         Self {
             ack: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
@@ -43,7 +49,7 @@ impl CoreSlot {
             mail: Mutex::default(),
             dead: OnceLock::new(),
             counters: AtomicCoreCounters::default(),
-            core: Mutex::new(Core::new(index, dma, script)),
+            core: Mutex::new(Core::new(index, dma, record, script)),
         }
     }
 

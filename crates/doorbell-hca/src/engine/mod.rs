@@ -19,6 +19,7 @@ pub(crate) mod script;
 mod send;
 mod slices;
 pub(crate) mod thread;
+pub(crate) mod watch;
 
 pub(crate) use control::CoreSlot;
 pub use counters::CoreCounters;
@@ -41,6 +42,7 @@ use crate::hca::Inner;
 use crate::link::Destination;
 use crate::mem::grace::Acknowledger;
 use crate::qp::{DoorbellWord, QpState};
+use crate::record::{Beat, Store};
 use crate::script::ScriptRun;
 
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
@@ -54,6 +56,9 @@ const SWEEP_IDLE: usize = 64;
 /// While there is work, so many lines are swept every so many rounds: thousands of idle QPs then cost a put next to nothing, and
 /// one of them waits some tens of microseconds at most until its ring is found.
 const SWEEP_BUSY: (usize, u64) = (8, 8);
+
+/// One QP is looked at for the flight record every so many rounds.
+const WATCH: u64 = 1024;
 
 /// What a turn needs beside the QP.
 pub(super) struct Cx<'a> {
@@ -78,6 +83,10 @@ pub(crate) struct Core {
     found: Vec<u32>,
     acknowledger: Acknowledger,
     dma: DmaCore,
+    /// Its heartbeat in the flight record.
+    beat: Option<Beat>,
+    /// The QP that was looked at last for the record.
+    watched: usize,
     /// The packet port, if one was opened.
     roce: Option<Box<roce::CorePort>>,
     /// A fault script that is being played.
@@ -85,7 +94,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(index: usize, dma: DmaConfig, script: Option<Arc<ScriptRun>>) -> Self {
+    pub(crate) fn new(
+        index: usize,
+        dma: DmaConfig,
+        record: Option<&Arc<Store>>,
+        script: Option<Arc<ScriptRun>>,
+    ) -> Self {
         Self {
             index,
             qps: Vec::new(),
@@ -96,6 +110,8 @@ impl Core {
             found: Vec::new(),
             acknowledger: Acknowledger::default(),
             dma: DmaCore::new(dma),
+            beat: record.and_then(|r| Beat::new(r, index)),
+            watched: 0,
             roce: None,
             script,
         }
@@ -174,6 +190,12 @@ impl Core {
             self.sweep(SWEEP_BUSY.0);
         }
         self.between_rounds(inner);
+        if let Some(beat) = &self.beat {
+            beat.round(rounds, turns == 0);
+            if rounds.is_multiple_of(WATCH) {
+                self.watch();
+            }
+        }
         if turns != 0 {
             slot.counters.busy_rounds.add(1);
             slot.counters.turns.add(turns);
@@ -207,42 +229,6 @@ impl Core {
             }
         });
         ended
-    }
-
-    /// Gives peers' immediates to the receive queues of QPs here, and fails those whose receives failed.
-    fn receive(&mut self, inner: &Inner) -> u64 {
-        let mut done = 0;
-        for i in 0..self.receivers.len() {
-            let slot = self.receivers[i];
-            let fault = self
-                .qp(slot)
-                .and_then(|qp| qp.cold.shared.take_recv_fault());
-            if let Some(fault) = fault {
-                self.abandon(inner, slot, fault);
-                done += 1;
-            }
-        }
-        for &slot in &self.receivers {
-            let Some(qp) = self.qps[slot as usize].as_deref_mut() else {
-                continue;
-            };
-            let (Target::Peer(peer), Some(recv)) = (&qp.cold.target, &qp.cold.shared.recv) else {
-                continue;
-            };
-            while let Some(incoming) = peer.incoming() {
-                let mut recv = recv
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
-                // SAFETY: an open receive queue's memory is mapped.
-                if !unsafe { recv.deliver(incoming.imm, incoming.bytes) } {
-                    peer.no_receive();
-                    break;
-                }
-                peer.reply(Ok(()));
-                done += 1;
-            }
-        }
-        done
     }
 
     /// Puts rung QPs that are not in use into the list.
@@ -293,6 +279,7 @@ impl Core {
             DoorbellWord::Slot(word) => self.lines.add_slot(word.line(), word.word_in_line(), slot),
             DoorbellWord::At(word) => self.lines.add_word(*word, false, slot),
         }
+        qp.describe();
         self.qps[slot as usize] = Some(Box::new(qp));
         self.tell_load(inner);
         slot
@@ -340,6 +327,8 @@ impl Core {
         };
         qp.keys = Keys::EMPTY;
         qp.cold.shared.set_state(QpState::Ready);
+        qp.tell_target();
+        qp.changed(QpState::Ready);
         let receives = qp.cold.shared.recv.is_some();
         self.receivers.retain(|s| *s != slot);
         if receives {
@@ -353,7 +342,7 @@ impl Core {
     }
 
     /// Fails a QP from outside (its owner, a dead peer), whatever is under way.
-    fn abandon(&mut self, inner: &Inner, slot: u32, fault: Fault) {
+    pub(super) fn abandon(&mut self, inner: &Inner, slot: u32, fault: Fault) {
         let Self { qps, dma, .. } = self;
         let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
             return;
@@ -411,6 +400,9 @@ impl Core {
                 .close();
         }
         shared.set_state(QpState::Destroyed);
+        if let Some(qp) = self.qp(slot) {
+            qp.changed(QpState::Destroyed);
+        }
         self.lines.remove(slot);
         self.listed.retain(|s| *s != slot);
         self.receivers.retain(|s| *s != slot);
@@ -436,7 +428,10 @@ impl Core {
 
     /// The engine panicked: everybody who waits for one of its QPs is told.
     pub(crate) fn mark_down(&mut self, inner: &Inner, reason: &str) {
-        for qp in self.qps.iter().flatten() {
+        if let Some(beat) = &self.beat {
+            beat.dead();
+        }
+        for qp in self.qps.iter_mut().flatten() {
             qp.mark_down(inner);
         }
         inner.events.push(crate::Event::EngineDown {

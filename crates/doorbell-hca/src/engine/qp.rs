@@ -18,6 +18,7 @@ use crate::link::RemoteQp;
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, OnError, QpConfig, QpState};
 use crate::raw::{Shared, fill_words};
+use crate::record::{self, Store, Tape};
 use crate::script::run::NEVER;
 
 /// Where requests go.
@@ -87,6 +88,8 @@ pub(crate) struct EngineQp {
     /// What the doorbell said when it was last looked at, until the turn.
     pub(super) peeked: Option<Rung>,
     pub(super) park: Option<Park>,
+    /// What is written down about it.
+    pub(super) tape: Tape,
     pub(super) cold: Box<ColdQp>,
 }
 
@@ -131,7 +134,11 @@ impl EngineQp {
     ///
     /// # Safety
     /// As for [`Hca::create_qp`](crate::Hca::create_qp).
-    pub(crate) unsafe fn new(config: QpConfig, shared: Arc<QpShared>) -> Self {
+    pub(crate) unsafe fn new(
+        config: QpConfig,
+        shared: Arc<QpShared>,
+        record: Option<&Arc<Store>>,
+    ) -> Self {
         let qpn = shared.qpn;
         let cq = CqWriter::new(&config.cq, qpn);
         let first =
@@ -176,6 +183,7 @@ impl EngineQp {
             listed: false,
             peeked: None,
             park: None,
+            tape: Tape::new(record, shared.core),
             cold: Box::new(ColdQp {
                 config,
                 shared,
@@ -236,6 +244,15 @@ impl EngineQp {
         self.publish_indexes();
         self.restart_script();
         self.cold.shared.set_state(QpState::Reset);
+        self.tape.rewind();
+        self.changed(QpState::Reset);
+    }
+
+    /// Writes a new state down.
+    pub(super) fn changed(&mut self, state: QpState) {
+        self.tell_state(state);
+        self.tape
+            .event(record::Kind::State, self.exec, 0, state as u32);
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -300,6 +317,7 @@ impl EngineQp {
                     }
                 }
                 self.pi += n;
+                self.tape.rung();
                 let counters = &self.cold.shared.counters;
                 counters.doorbells.add(1);
                 counters.slots_rung.add(n);
@@ -353,8 +371,11 @@ impl EngineQp {
         if self.per_slot() {
             counters.cqes.add(self.wqes);
         }
+        let (wqes, bytes) = (self.wqes, self.bytes);
         (self.wqes, self.bytes) = (0, 0);
         self.publish_indexes();
+        self.tape
+            .turn(self.pi, self.exec, self.completed(), wqes, bytes);
     }
 
     #[inline(always)]
@@ -440,7 +461,7 @@ impl EngineQp {
 
     /// State, first error, error word and event, in the order that a waiter needs: the CQE comes after all of them.
     fn announce(
-        &self,
+        &mut self,
         inner: &Inner,
         word: ErrorWord,
         opcode: u8,
@@ -455,6 +476,11 @@ impl EngineQp {
         if !shared.record_error(word) {
             return;
         }
+        let value = u32::from(syndrome.0) | u32::from(vendor.0) << 8 | u32::from(opcode) << 16;
+        self.tape.failed(word);
+        self.tape.event(record::Kind::Error, self.exec, 1, value);
+        self.tell_state(QpState::Error);
+        let shared = &self.cold.shared;
         if let Some(at) = self.cold.config.error_word {
             // SAFETY: the word is mapped while the QP is attached.
             unsafe { at.store_release(word.0) };
@@ -504,6 +530,7 @@ impl EngineQp {
             }
             self.cold.shared.counters.flushed.add(to - from);
             self.exec = to;
+            self.tape.flushed(from, to);
         }
         if self.cold.config.on_error == OnError::Release {
             // WAITs of companions are let through as well; they too are announced as failed first.
@@ -517,7 +544,7 @@ impl EngineQp {
     }
 
     /// Only the words that tell waiters: what may be done about a QP whose engine has just panicked.
-    pub(super) fn mark_down(&self, inner: &Inner) {
+    pub(super) fn mark_down(&mut self, inner: &Inner) {
         let row = Fault::EngineDown.row();
         let word = ErrorWord(
             ErrorWord::completion(row.syndrome.0, row.vendor.0, 0, self.exec as u16).0 & !0xff

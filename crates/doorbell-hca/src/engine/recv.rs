@@ -8,9 +8,11 @@ use doorbell_wire::db::{self, Advance};
 use doorbell_wire::{Chunk, Local, Qpn};
 
 use super::cq::CqWriter;
+use super::qp::Target;
 use super::script::RecvScript;
 use crate::copy::write;
 use crate::fault::Fault;
+use crate::hca::Inner;
 use crate::qp::RqConfig;
 use crate::raw::Shared;
 
@@ -307,5 +309,43 @@ impl RecvQueue {
             };
             self.ci += 1;
         }
+    }
+}
+
+impl super::Core {
+    /// Gives peers' immediates to the receive queues of QPs here, and fails those whose receives failed.
+    pub(super) fn receive(&mut self, inner: &Inner) -> u64 {
+        let mut done = 0;
+        for i in 0..self.receivers.len() {
+            let slot = self.receivers[i];
+            let fault = self
+                .qp(slot)
+                .and_then(|qp| qp.cold.shared.take_recv_fault());
+            if let Some(fault) = fault {
+                self.abandon(inner, slot, fault);
+                done += 1;
+            }
+        }
+        for &slot in &self.receivers {
+            let Some(qp) = self.qps[slot as usize].as_deref_mut() else {
+                continue;
+            };
+            let (Target::Peer(peer), Some(recv)) = (&qp.cold.target, &qp.cold.shared.recv) else {
+                continue;
+            };
+            while let Some(incoming) = peer.incoming() {
+                let mut recv = recv
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                // SAFETY: an open receive queue's memory is mapped.
+                if !unsafe { recv.deliver(incoming.imm, incoming.bytes) } {
+                    peer.no_receive();
+                    break;
+                }
+                peer.reply(Ok(()));
+                done += 1;
+            }
+        }
+        done
     }
 }

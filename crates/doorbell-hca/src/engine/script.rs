@@ -162,6 +162,8 @@ impl EngineQp {
                     _ => format!("{slots} not seen"),
                 };
                 run.fired(rule, Some(qpn), Some((at, false)), note);
+                self.tape
+                    .event(crate::record::Kind::Fault, at, 1, rule as u32 + 1);
                 self.cold.shared.counters.faults.add(1);
             } else {
                 first.next = NEVER;
@@ -231,6 +233,8 @@ impl EngineQp {
             }
             self.cold.shared.counters.faults.add(1);
             run.fired(rule, Some(qpn), Some((at, false)), note);
+            self.tape
+                .event(crate::record::Kind::Fault, at, 1, rule as u32 + 1);
             act(
                 &run,
                 core,
@@ -296,6 +300,8 @@ impl EngineQp {
             false => format!("{note}; it stood for WQEs up to {at}"),
         };
         run.fired(rule, Some(qpn), Some((of, false)), note);
+        self.tape
+            .event(crate::record::Kind::Fault, of, 1, rule as u32 + 1);
         self.cold.shared.counters.faults.add(1);
         self.aim();
         true

@@ -37,6 +37,7 @@ fn run(inner: &Inner, index: usize) {
                 idle = Idle::default();
             } else if idle.pause(&inner.config.idle) {
                 slot.counters.sleeps.add(1);
+                core.watch();
             }
         }
     });

@@ -87,6 +87,9 @@ impl Drop for Mr {
 fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Duration) -> Result<()> {
     let inner = hca.inner();
     inner.regions.revoke(key);
+    if let Some(record) = &inner.record {
+        record.revoked(key.0);
+    }
     let exporter = match region.memory {
         Memory::Shared { .. } | Memory::Device { .. } => inner.exporter.get(),
         Memory::Host { .. } => None,

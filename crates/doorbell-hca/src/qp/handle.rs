@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::fault::Fault;
 use crate::hca::Hca;
 use crate::link::Destination;
+use crate::raw::Shared;
 
 /// A queue pair. Dropping it destroys it within the configured time; if the engine does not answer, its memory is leaked.
 #[derive(Debug)]
@@ -78,6 +79,28 @@ impl HcaQp {
             timeout,
             false,
             |core, _, slot| core.link_counters(slot),
+        )
+    }
+
+    /// Tells the flight recorder where the posting side keeps its indexes, a [`GpuQp`](doorbell_device::layout::GpuQp) in host memory, so that
+    /// they can be told even when this process is gone.
+    ///
+    /// # Errors
+    /// [`crate::HcaError::TimedOut`], [`crate::HcaError::EngineDown`].
+    ///
+    /// # Safety
+    /// The structure is mapped as long as `keep` lives.
+    pub unsafe fn watch_poster(
+        &self,
+        at: Shared<u64>,
+        keep: crate::Keep,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.on_core(
+            "take the poster's address",
+            timeout,
+            false,
+            move |core, _, slot| core.watch_poster(slot, at, keep),
         )
     }
 

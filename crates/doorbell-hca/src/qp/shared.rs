@@ -25,7 +25,7 @@ pub enum QpState {
 }
 
 impl QpState {
-    fn from_u8(value: u8) -> Self {
+    pub(crate) fn from_u8(value: u8) -> Self {
         match value {
             0 => Self::Reset,
             1 => Self::Ready,

@@ -29,6 +29,8 @@ pub(crate) struct Link {
     pub(super) path: Path,
     /// Packets from elsewhere are a stranger's.
     pub(super) peer: IpAddr,
+    /// Number of its queue pair.
+    pub(in crate::engine) peer_qpn: u32,
     pub(super) access: Access,
 }
 
@@ -60,6 +62,7 @@ impl Link {
             connection,
             path,
             peer: plain(target.peer.ip()),
+            peer_qpn: target.connection.dest_qpn,
             access: target.access,
         })
     }

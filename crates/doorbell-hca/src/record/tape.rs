@@ -1,0 +1,499 @@
+//! What an engine core writes about one queue pair. One writer, plain stores, no call, no lock.
+//!
+//! Events are ranges of slots, one a doorbell and one a turn, not one a WQE. Reading the clock costs as much as ten WQEs, so a core reads it
+//! once for about a microsecond of work, and turns of one reading that follow one another are one event. A core that finds nothing to
+//! do reads it at the next event.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
+
+use doorbell_device::layout::{CqKind, ErrorWord, NicHandler};
+
+use super::clock::ClockKind;
+use super::layout::{self, core as at_core, qp, still};
+use super::store::{Store, Words};
+use super::{Kind, Park};
+use crate::mem::Keep;
+use crate::qp::QpState;
+use crate::raw::Shared;
+
+/// Work, in nanoseconds or so, for which one reading of the clock is good.
+const CREDIT: u64 = 1024;
+/// What a turn and a WQE count for; a byte counts for a sixteenth.
+const TURN: u64 = 24;
+const WQE: u64 = 2;
+
+/// The clock of one core, read now and then. In the core's place in the record, whence the last reading can be read by others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CoreClock {
+    kind: ClockKind,
+    /// `NOW` and `CREDIT` of the core.
+    words: Shared<u64>,
+}
+
+impl CoreClock {
+    #[inline(always)]
+    fn word(&self, i: usize) -> &AtomicU64 {
+        // SAFETY: the words of a core in the head, which whoever has this keeps.
+        unsafe { self.words.word(i).atomic() }
+    }
+
+    /// The time after `work`.
+    #[inline(always)]
+    fn after(&self, work: u64) -> u64 {
+        let credit = self.word(at_core::CREDIT);
+        let left = credit.load(Ordering::Relaxed);
+        if left > work {
+            credit.store(left - work, Ordering::Relaxed);
+            return self.word(at_core::NOW).load(Ordering::Relaxed);
+        }
+        self.read()
+    }
+
+    /// The time now.
+    #[inline(always)]
+    pub(crate) fn read(&self) -> u64 {
+        let now = self.kind.ticks();
+        self.word(at_core::NOW).store(now, Ordering::Relaxed);
+        self.word(at_core::CREDIT).store(CREDIT, Ordering::Relaxed);
+        now
+    }
+}
+
+/// The heartbeat of one core.
+#[derive(Debug)]
+pub(crate) struct Beat {
+    clock: CoreClock,
+    store: Arc<Store>,
+}
+
+impl Beat {
+    /// Of a core that has a place in the record.
+    pub(crate) fn new(store: &Arc<Store>, core: usize) -> Option<Self> {
+        Some(Self {
+            clock: CoreClock {
+                kind: store.clock(),
+                words: store.core(core)?,
+            },
+            store: Arc::clone(store),
+        })
+    }
+
+    /// The number of a round; one without work makes the next event read the clock.
+    #[inline(always)]
+    pub(crate) fn round(&self, rounds: u64, idle: bool) {
+        self.clock
+            .word(at_core::ROUNDS)
+            .store(rounds, Ordering::Relaxed);
+        if idle {
+            self.clock.word(at_core::CREDIT).store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn clock(&self) -> CoreClock {
+        self.clock
+    }
+
+    /// The core died.
+    pub(crate) fn dead(&self) {
+        self.clock.word(at_core::DEAD).store(1, Ordering::Relaxed);
+        let _ = &self.store;
+    }
+}
+
+/// The event that the next one may be joined to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    time: u64,
+    from: u64,
+    slots: u64,
+    value: u64,
+    kind: u64,
+}
+
+/// The record of one queue pair, if there is one.
+#[derive(Debug)]
+pub(crate) struct Tape {
+    block: Option<Shared<u64>>,
+    clock: Option<CoreClock>,
+    mask: u64,
+    /// Events so far.
+    head: u64,
+    /// What the record says of the engine's indexes.
+    rung: u64,
+    executed: u64,
+    completed: u64,
+    rung_at: u64,
+    last: Last,
+    posted: u64,
+    kept: Option<Box<Kept>>,
+}
+
+/// What keeps the block.
+struct Kept {
+    words: Words,
+    number: usize,
+    store: Arc<Store>,
+    /// Address of the poster's structure in host memory, and what keeps it.
+    poster: Option<(Shared<u64>, Keep)>,
+    /// The reason for which the QP was last seen set aside.
+    parked: Park,
+}
+
+/// What a QP is.
+pub(crate) struct Description {
+    pub(crate) qpn: u32,
+    pub(crate) cqn: u32,
+    pub(crate) core: usize,
+    pub(crate) log_depth: u8,
+    pub(crate) handler: NicHandler,
+    pub(crate) cq: CqKind,
+    pub(crate) pd: u32,
+    /// Ring, CQ, record, doorbell word.
+    pub(crate) addresses: [u64; 4],
+}
+
+impl core::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "block {}", self.number)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.store.give(self.number);
+    }
+}
+
+impl Tape {
+    /// A block of `store` for a QP of `core`.
+    pub(crate) fn new(store: Option<&Arc<Store>>, core: usize) -> Self {
+        let mut tape = Self {
+            block: None,
+            clock: None,
+            mask: 0,
+            head: 0,
+            rung: 0,
+            executed: 0,
+            completed: 0,
+            rung_at: 0,
+            last: Last::default(),
+            posted: 0,
+            kept: None,
+        };
+        let Some((store, beat)) = store.and_then(|s| Some((s, Beat::new(s, core)?))) else {
+            return tape;
+        };
+        let (number, words) = store.take();
+        tape.block = Some(words.at());
+        tape.clock = Some(beat.clock);
+        tape.mask = (1 << store.log_events()) - 1;
+        tape.kept = Some(Box::new(Kept {
+            words,
+            number,
+            store: Arc::clone(store),
+            poster: None,
+            parked: Park::None,
+        }));
+        tape
+    }
+
+    /// Word `i` of the block.
+    ///
+    /// # Safety
+    /// `i` is inside the block.
+    #[inline(always)]
+    unsafe fn word<'a>(block: Shared<u64>, i: u64) -> &'a AtomicU64 {
+        // SAFETY: inside a block that `kept` keeps.
+        unsafe { block.word(i as usize).atomic() }
+    }
+
+    /// A doorbell announced something.
+    #[inline(always)]
+    pub(crate) fn rung(&mut self) {
+        if let Some(clock) = self.clock {
+            self.rung_at = clock.after(0);
+        }
+    }
+
+    /// A turn is over: what is rung, executed and complete now, and what the turn came to.
+    #[inline(always)]
+    pub(crate) fn turn(&mut self, rung: u64, executed: u64, completed: u64, wqes: u64, bytes: u64) {
+        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+            let now = clock.after(TURN + WQE * wqes + bytes / 16);
+            self.note(block, now, rung, executed, completed, bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn note(
+        &mut self,
+        block: Shared<u64>,
+        now: u64,
+        rung: u64,
+        executed: u64,
+        completed: u64,
+        bytes: u64,
+    ) {
+        let settled = self.rung == self.completed;
+        // The usual turn of a short queue: everything that was rung is complete, and nothing was before.
+        if settled && rung == completed && rung > self.rung && self.rung_at == now {
+            let (from, slots) = (self.rung, rung - self.rung);
+            (self.rung, self.executed, self.completed) = (rung, rung, rung);
+            return self.put(block, Kind::Done, now, from, slots, bytes);
+        }
+        self.note_apart(block, now, rung, executed, completed, bytes);
+    }
+
+    /// Each index by itself.
+    fn note_apart(
+        &mut self,
+        block: Shared<u64>,
+        now: u64,
+        rung: u64,
+        executed: u64,
+        completed: u64,
+        bytes: u64,
+    ) {
+        if rung != self.rung {
+            let (from, slots) = (self.rung, rung.saturating_sub(self.rung));
+            self.rung = rung;
+            let at = self.rung_at;
+            self.put(block, Kind::Rung, at, from, slots, 0);
+        }
+        let at_once = self.executed == self.completed && executed == completed;
+        if executed > self.executed {
+            let (from, slots) = (self.executed, executed - self.executed);
+            let kind = match at_once {
+                true => Kind::Executed,
+                false => Kind::Issued,
+            };
+            self.put(block, kind, now, from, slots, bytes);
+        }
+        if completed > self.completed && !at_once {
+            let (from, slots) = (self.completed, completed - self.completed);
+            self.put(block, Kind::Completed, now, from, slots, 0);
+        }
+        // They go back when what was under way is given up.
+        (self.executed, self.completed) = (executed, completed);
+        self.indexes(block);
+    }
+
+    #[inline(always)]
+    fn indexes(&self, block: Shared<u64>) {
+        // SAFETY: inside the block.
+        unsafe {
+            Self::word(block, qp::RUNG as u64).store(self.rung, Ordering::Relaxed);
+            Self::word(block, qp::EXECUTED as u64).store(self.executed, Ordering::Relaxed);
+            Self::word(block, qp::COMPLETED as u64).store(self.completed, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes an event, or makes the last one longer.
+    #[inline(always)]
+    fn put(
+        &mut self,
+        block: Shared<u64>,
+        kind: Kind,
+        time: u64,
+        from: u64,
+        slots: u64,
+        value: u64,
+    ) {
+        let last = &mut self.last;
+        let joins = kind.joins()
+            && last.kind == kind as u64
+            && last.time == time
+            && last.from + last.slots == from
+            && last.slots + slots < 1 << 24;
+        if joins {
+            last.slots += slots;
+            last.value = last.value.saturating_add(value);
+        } else {
+            *last = Last {
+                time,
+                from,
+                slots: slots.min((1 << 24) - 1),
+                value,
+                kind: kind as u64,
+            };
+            self.head += 1;
+        }
+        let meta = last.kind | last.slots << 8 | last.value.min(u64::from(u32::MAX)) << 32;
+        let at = layout::EVENTS as u64 + ((self.head - 1) & self.mask) * layout::EVENT_WORDS as u64;
+        // SAFETY: an event's words in the block.
+        unsafe {
+            if !joins {
+                Self::word(block, at).store(time, Ordering::Relaxed);
+                Self::word(block, at + 1).store(from, Ordering::Relaxed);
+            }
+            Self::word(block, at + 2).store(meta, Ordering::Relaxed);
+            // Release: whoever sees the count sees the event. Events that are being overwritten are those a whole ring before it, which
+            // readers leave out.
+            if !joins {
+                Self::word(block, qp::HEAD as u64).store(self.head, Ordering::Release);
+            }
+        }
+        // Of the newest event, if it is that, all indexes can be told.
+        if !matches!(kind, Kind::Done) {
+            self.indexes(block);
+        }
+    }
+
+    /// Something that is no progress.
+    #[cold]
+    pub(crate) fn event(&mut self, kind: Kind, from: u64, slots: u64, value: u32) {
+        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+            self.put(block, kind, clock.read(), from, slots, value.into());
+        }
+    }
+
+    /// The QP begins anew.
+    #[cold]
+    pub(crate) fn rewind(&mut self) {
+        (self.rung, self.executed, self.completed, self.posted) = (0, 0, 0, 0);
+        self.last = Last::default();
+        if let Some(block) = self.block {
+            self.indexes(block);
+        }
+        self.set(qp::ERROR, 0);
+        self.set(qp::POSTED, 0);
+    }
+
+    /// Sets a word of the block.
+    fn set(&self, at: usize, value: u64) {
+        if let Some(kept) = &self.kept {
+            kept.words.set(at, value);
+        }
+    }
+
+    /// What was rung was flushed.
+    #[cold]
+    pub(crate) fn flushed(&mut self, from: u64, to: u64) {
+        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+            (self.rung, self.executed, self.completed) = (to, to, to);
+            self.put(block, Kind::Flushed, clock.read(), from, to - from, 0);
+        }
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.block.is_some()
+    }
+
+    /// Slots seen written, rung or not.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    pub(crate) fn see_posted(&mut self, to: u64) {
+        self.posted = to;
+        self.set(qp::POSTED, to);
+    }
+
+    /// Why the QP is set aside; `true` if that is new.
+    pub(crate) fn parked(&mut self, why: Park) -> bool {
+        match &mut self.kept {
+            Some(kept) => core::mem::replace(&mut kept.parked, why) != why,
+            None => false,
+        }
+    }
+
+    /// Its first error.
+    pub(crate) fn failed(&self, word: ErrorWord) {
+        self.set(qp::ERROR, word.0);
+    }
+
+    pub(crate) fn state(&self, state: QpState) {
+        self.set(qp::STATE, state as u64);
+    }
+
+    pub(crate) fn target(&self, kind: u64, qpn: u32) {
+        self.set(qp::TARGET, kind | u64::from(qpn) << 32);
+    }
+
+    pub(crate) fn watch_poster(&mut self, at: Shared<u64>, keep: Keep) {
+        self.set(qp::POSTER, at.addr() as u64);
+        if let Some(kept) = &mut self.kept {
+            kept.poster = Some((at, keep));
+        }
+    }
+
+    /// Says what the QP is.
+    pub(crate) fn describe(&self, what: &Description) {
+        let shape =
+            u64::from(what.log_depth) | (what.handler as u64 & 0xff) << 8 | (what.cq as u64) << 16;
+        for (at, value) in [
+            (qp::OWNER, what.core as u64),
+            (qp::SHAPE, shape),
+            (qp::PD, what.pd.into()),
+            (qp::RING, what.addresses[0]),
+            (qp::CQ, what.addresses[1]),
+            (qp::RECORD, what.addresses[2]),
+            (qp::DOORBELL, what.addresses[3]),
+        ] {
+            self.set(at, value);
+        }
+        if let Some(kept) = &self.kept {
+            // Last: with it the block is one.
+            kept.words.word(qp::NUMBERS).store(
+                u64::from(what.qpn) | u64::from(what.cqn) << 32,
+                Ordering::Release,
+            );
+        }
+    }
+
+    /// Is a copy to be taken of a queue in which something `waits`? Of one that has emptied, once, to clear it.
+    pub(crate) fn wants_still(&self, waits: bool) -> bool {
+        self.kept
+            .as_ref()
+            .is_some_and(|kept| waits || kept.words.get(layout::STILL + still::SLOTS) != 0)
+    }
+
+    /// Takes a copy: why it is set aside; record and doorbell; the words of the newest CQE; the first slot that is not complete and how
+    /// many such there are; their words.
+    pub(crate) fn still(
+        &self,
+        parked: Park,
+        words: (u32, u64),
+        cqe: impl Fn(u64) -> u64,
+        slots: (u64, u64),
+        slot: impl Fn(u64) -> u64,
+    ) {
+        let (Some(kept), Some(clock)) = (&self.kept, self.clock) else {
+            return;
+        };
+        let to = &kept.words;
+        let at = |i: usize| layout::STILL + i;
+        let now = clock.read();
+        let before = to.get(at(still::SEQ));
+        // Odd until it is whole, also if the process dies in between.
+        to.set(at(still::SEQ), before | 1);
+        fence(Ordering::Release);
+        let count = slots.1.min(still::MAX_SLOTS as u64);
+        for (i, value) in [
+            (still::AT, now),
+            (still::FIRST, slots.0),
+            (still::SLOTS, count),
+            (still::RECORD, words.0.into()),
+            (still::DOORBELL, words.1),
+            (still::PARKED, parked as u64),
+        ] {
+            to.set(at(i), value);
+        }
+        if let Some((poster, _)) = &kept.poster {
+            // SAFETY: whoever named it promised that it is mapped as long as what keeps it, which is here.
+            let indexes = unsafe { crate::engine::watch::poster(*poster) };
+            for (i, index) in indexes.into_iter().enumerate() {
+                to.set(at(still::POSTER + i), index);
+            }
+        }
+        for i in 0..8 {
+            to.set(at(still::CQE + i as usize), cqe(i));
+        }
+        for i in 0..count * 8 {
+            to.set(at(still::RING + i as usize), slot(i));
+        }
+        to.word(at(still::SEQ))
+            .store((before | 1).wrapping_add(1), Ordering::Release);
+    }
+}
