@@ -22,6 +22,7 @@ const LAYERS: &[&str] = &[
     "doorbell-hca",
     "doorbell",
     "doorbell-c",
+    "doorbell-nccl",
     "doorbell-doctor",
     "doorbell-cli",
 ];
@@ -31,6 +32,7 @@ const NEVER: &[(&str, &str)] = &[
     ("doorbell-gpu", "doorbell-kernels"),
     ("doorbell-hca", "doorbell-gpu"),
     ("doorbell-hca", "doorbell-kernels"),
+    ("doorbell-nccl", "doorbell-c"),
     ("doorbell-cli", "doorbell-c"),
 ];
 

@@ -49,6 +49,11 @@ impl Gpu {
         Self::open_from(select, module, Some(driver))
     }
 
+    /// The ordinal of the CUDA device that the calling thread works with at present (`cudaSetDevice`), if it does.
+    pub fn current_cuda() -> Option<u32> {
+        crate::cuda::current_device(None)
+    }
+
     fn open_from(select: &GpuSelect, module: Module, driver: Option<&Path>) -> Result<Self> {
         match *select {
             GpuSelect::Host => Ok(Self::host(module, "host: it was asked for".to_owned())),

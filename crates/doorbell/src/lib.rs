@@ -91,7 +91,7 @@ mod proxy;
 mod qp;
 pub mod report;
 
-pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Rendezvous};
+pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Meeting, Rendezvous};
 pub use config::{Config, HcaCores, OnError, RoceWrap, Setting, Settings, Source};
 pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
 pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};

@@ -121,6 +121,8 @@ table! {
     optional {
         // The MIG-aware form; the unsuffixed one names the whole GPU.
         fn cuDeviceGetUuid_v2(*mut CuUuid, CuDevice);
+        // The device of the calling thread's context.
+        fn cuCtxGetDevice(*mut CuDevice);
         // CUDA 12.4: loads a function now, whatever CUDA_MODULE_LOADING says.
         fn cuFuncLoad(CuFunction);
         // CUDA 12.8, with an out parameter for the index of the copy that failed ...

@@ -65,6 +65,17 @@ impl std::ops::Deref for SlotsCell {
     }
 }
 
+/// The ordinal of the device whose context is current on this thread, if there is one.
+pub(crate) fn current_device(path: Option<&Path>) -> Option<u32> {
+    let driver = Driver::load(path.unwrap_or(Path::new(DEFAULT_PATH))).ok()?;
+    let mut device: types::CuDevice = -1;
+    // SAFETY: an out parameter; without a current context the driver answers an error.
+    let code = unsafe { (driver.cuCtxGetDevice?)(&mut device) };
+    (code == types::SUCCESS)
+        .then(|| u32::try_from(device).ok())
+        .flatten()
+}
+
 impl CudaGpu {
     /// Loads the driver, retains the device's primary context and loads the module.
     pub(crate) fn open(

@@ -5,13 +5,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{BootstrapError, Rendezvous, Result};
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 pub(super) const HEADER: usize = 24;
 /// Largest frame: what all ranks send in one collective, together.
 pub(super) const MAX_FRAME: usize = 64 << 20;
@@ -23,6 +26,7 @@ pub(super) enum Kind {
     Gather = 3,
     Scatter = 4,
     Fail = 5,
+    Bye = 6,
 }
 
 impl Kind {
@@ -33,6 +37,7 @@ impl Kind {
             Self::Gather,
             Self::Scatter,
             Self::Fail,
+            Self::Bye,
         ]
         .into_iter()
         .find(|k| *k as u16 == raw)
@@ -121,6 +126,36 @@ impl Stream {
         Ok(())
     }
 
+    /// Has the other side hung up, whatever is still to be read?
+    pub(super) fn hung_up(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut fds = match self {
+            Self::Unix(s) => [PollFd::new(s, end)],
+            Self::Tcp(s) => [PollFd::new(s, end)],
+        };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(end)
+    }
+
+    /// The kind of the next frame, if its header is there. Takes nothing.
+    pub(super) fn peek_kind(&self) -> Option<Kind> {
+        use rustix::net::{RecvFlags, recv};
+        let mut head = [0u8; HEADER];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (got, _) = match self {
+            Self::Unix(s) => recv(s, &mut head[..], flags),
+            Self::Tcp(s) => recv(s, &mut head[..], flags),
+        }
+        .ok()?;
+        (got == HEADER && head[..4] == MAGIC.to_le_bytes())
+            .then(|| Kind::parse(u16::from_le_bytes([head[6], head[7]])))
+            .flatten()
+    }
+
     /// Reads and forgets until the other side hangs up, or until `deadline`.
     pub(crate) fn drain(&mut self, scrap: &mut [u8], deadline: Instant) {
         let _ = match self {
@@ -206,7 +241,7 @@ impl Stream {
         let kind = Kind::parse(u16_at(6)).ok_or_else(|| {
             protocol(
                 format!("message kind {}", u16_at(6)),
-                "kind 1 to 5".to_owned(),
+                "kind 1 to 6".to_owned(),
             )
         })?;
         let len = u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32;
@@ -241,6 +276,11 @@ impl Listener {
     pub(super) fn open(at: &Rendezvous) -> io::Result<Self> {
         match at {
             Rendezvous::Unix(path) => {
+                if let Some(name) = abstract_name(path)? {
+                    let listener = UnixListener::bind_addr(&name)?;
+                    listener.set_nonblocking(true)?;
+                    return Ok(Self::Unix(listener));
+                }
                 // A socket file that a dead rank 0 left behind refuses connections; a live one accepts them.
                 if UnixStream::connect(path)
                     .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
@@ -256,6 +296,14 @@ impl Listener {
                 listener.set_nonblocking(true)?;
                 Ok(Self::Tcp(listener))
             }
+        }
+    }
+
+    /// Where it listens, with the port that the system chose for port 0.
+    pub(super) fn address(&self, asked: &Rendezvous) -> io::Result<Rendezvous> {
+        match self {
+            Self::Unix(_) => Ok(asked.clone()),
+            Self::Tcp(l) => Ok(Rendezvous::Tcp(l.local_addr()?.to_string())),
         }
     }
 
@@ -293,10 +341,21 @@ impl Listener {
     }
 }
 
+/// `@NAME`: a name that needs no file and goes with its socket.
+fn abstract_name(path: &Path) -> io::Result<Option<SocketAddr>> {
+    match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name).map(Some),
+        None => Ok(None),
+    }
+}
+
 pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream> {
     match at {
         Rendezvous::Unix(path) => {
-            let stream = UnixStream::connect(path)?;
+            let stream = match abstract_name(path)? {
+                Some(name) => UnixStream::connect_addr(&name)?,
+                None => UnixStream::connect(path)?,
+            };
             // Names in a directory of all users can be taken by another one.
             let peer = rustix::net::sockopt::socket_peercred(&stream)?;
             if peer.uid != rustix::process::geteuid() {

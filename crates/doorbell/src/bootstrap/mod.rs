@@ -10,6 +10,7 @@
 //! The TCP form is neither authenticated nor encrypted: use it only on a network whose hosts you trust. The
 //! Unix form accepts processes of the same user only.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,19 +20,19 @@ use crate::connect::Line;
 
 pub use launcher::{Launched, Launcher};
 
-use frame::{Frame, Kind, Listener, MAX_FRAME, Stream, connect_once, pack, unpack};
+pub use meeting::{MAX_SECRET, Meeting};
+
+use frame::{Frame, Kind, MAX_FRAME, Stream, pack, unpack};
 
 pub(crate) mod frame;
 mod launcher;
+mod meeting;
 #[cfg(test)]
 mod tests;
+mod watch;
 
-/// A greeting is small; who has not been let in may not make us allocate more.
-const MAX_HELLO: usize = 64;
 /// How much longer a rank waits for rank 0's verdict than rank 0 waits for the ranks.
 const GRACE: Duration = Duration::from_secs(1);
-/// Pause between attempts to accept or to connect.
-const RETRY: Duration = Duration::from_millis(2);
 
 /// What can go wrong while ranks find each other and exchange blobs.
 #[derive(Debug, thiserror::Error)]
@@ -132,7 +133,7 @@ type Result<T> = std::result::Result<T, BootstrapError>;
 /// Where the ranks meet: `unix:PATH` or `tcp:HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// A Unix socket path on this host.
+    /// A Unix socket path on this host, or `@NAME` in the abstract name space.
     Unix(PathBuf),
     /// `host:port` at which rank 0 listens.
     Tcp(String),
@@ -174,6 +175,8 @@ pub struct Bootstrap {
     timeout: Duration,
     sequence: u32,
     role: Role,
+    /// Ranks that are gone, and how it showed; those that said goodbye have no reason.
+    gone: BTreeMap<u32, Option<String>>,
     /// Removed when rank 0 goes.
     socket: Option<PathBuf>,
 }
@@ -194,36 +197,15 @@ impl Bootstrap {
         if rank >= world {
             return Err(BootstrapError::Rank { rank, world });
         }
-        let deadline = doorbell_hca::deadline(timeout);
-        let (role, socket) = if rank == 0 {
-            let open = |source| BootstrapError::Open {
-                rank,
-                address: at.to_string(),
-                source,
-            };
-            let listener = Listener::open(at).map_err(open)?;
-            let socket = match at {
-                Rendezvous::Unix(path) => Some(path.clone()),
-                Rendezvous::Tcp(_) => None,
-            };
-            (
-                Role::Hub(gather_ranks(&listener, at, world, timeout, deadline)?),
-                socket,
-            )
-        } else {
-            (
-                Role::Leaf(enlist(at, rank, world, timeout, deadline)?),
-                None,
-            )
-        };
-        Ok(Self {
-            rank,
-            world,
-            timeout,
-            sequence: 0,
-            role,
-            socket,
-        })
+        let at = std::slice::from_ref(at);
+        if rank > 0 {
+            return Self::attend(at, &[], rank, world, timeout);
+        }
+        let mut hub = Self::preside(&Meeting::open(at)?, &[], world, timeout)?;
+        if let [Rendezvous::Unix(path)] = at {
+            hub.socket = Some(path.clone());
+        }
+        Ok(hub)
     }
 
     /// This process's rank.
@@ -357,6 +339,13 @@ fn expect(frame: &Frame, from: u32, kind: Kind, rank: u32, sequence: u32) -> Res
             reason: String::from_utf8_lossy(&frame.body).into_owned(),
         });
     }
+    if frame.kind == Kind::Bye {
+        return Err(BootstrapError::Lost {
+            what: "a collective",
+            rank: from,
+            reason: "it has left the job".to_owned(),
+        });
+    }
     if (frame.kind, frame.rank, frame.sequence) != (kind, rank, sequence) {
         return Err(BootstrapError::Protocol {
             rank: from,
@@ -463,127 +452,4 @@ fn hub_exchange(
         })?;
     }
     unpack(&own, 0)
-}
-
-fn gather_ranks(
-    listener: &Listener,
-    at: &Rendezvous,
-    world: u32,
-    timeout: Duration,
-    deadline: Instant,
-) -> Result<Vec<Stream>> {
-    let mut seats: Vec<Option<Stream>> = (1..world).map(|_| None).collect();
-    while seats.iter().any(Option::is_none) {
-        let open = |source| BootstrapError::Open {
-            rank: 0,
-            address: at.to_string(),
-            source,
-        };
-        let Some(mut stream) = listener.accept().map_err(open)? else {
-            if Instant::now() >= deadline {
-                let missing = seats
-                    .iter()
-                    .zip(1u32..)
-                    .filter(|(s, _)| s.is_none())
-                    .map(|(_, r)| r)
-                    .collect();
-                let e = BootstrapError::Missing {
-                    what: "join",
-                    missing,
-                    world,
-                    after: timeout,
-                };
-                fail_all(seats.iter_mut().flatten(), 0, &e);
-                return Err(e);
-            }
-            std::thread::sleep(RETRY);
-            continue;
-        };
-        // A stranger that connects and stays silent may cost a second, not the job.
-        let patience = deadline.min(Instant::now() + GRACE);
-        let refusal = match stream.receive(u32::MAX, "join", MAX_HELLO, patience) {
-            Ok(frame) if frame.kind == Kind::Hello && frame.body == world.to_le_bytes() => {
-                match (frame.rank as usize)
-                    .checked_sub(1)
-                    .and_then(|i| seats.get_mut(i))
-                {
-                    Some(seat @ None) => {
-                        *seat = Some(stream);
-                        continue;
-                    }
-                    Some(Some(_)) => format!("rank {} is there already", frame.rank),
-                    None => format!("rank {} is outside a world of {world}", frame.rank),
-                }
-            }
-            Ok(frame) => format!("{:?} for another world than {world} rank(s)", frame.kind),
-            Err(e) => e.to_string(),
-        };
-        tracing::warn!(%refusal, "bootstrap: refused a connection");
-        let e = BootstrapError::Refused { reason: refusal };
-        fail_all(std::iter::once(&mut stream), 0, &e);
-    }
-    let mut streams: Vec<Stream> = seats.into_iter().flatten().collect();
-    let limit = doorbell_hca::deadline(timeout);
-    for (stream, rank) in streams.iter_mut().zip(1u32..) {
-        stream
-            .send(
-                &Frame {
-                    kind: Kind::Welcome,
-                    rank: 0,
-                    sequence: 0,
-                    body: Vec::new(),
-                },
-                limit,
-            )
-            .map_err(|e| BootstrapError::Lost {
-                what: "join",
-                rank,
-                reason: e.to_string(),
-            })?;
-    }
-    Ok(streams)
-}
-
-fn enlist(
-    at: &Rendezvous,
-    rank: u32,
-    world: u32,
-    timeout: Duration,
-    deadline: Instant,
-) -> Result<Stream> {
-    let mut stream = loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match connect_once(at, left) {
-            Ok(stream) => break stream,
-            Err(e) if left.is_zero() => {
-                tracing::debug!(error = %e, "bootstrap: last attempt to reach rank 0");
-                return Err(BootstrapError::Missing {
-                    what: "join",
-                    missing: vec![0],
-                    world,
-                    after: timeout,
-                });
-            }
-            // Rank 0 may not have started yet, so every failure is worth another attempt.
-            Err(_) => std::thread::sleep(RETRY),
-        }
-    };
-    let hello = Frame {
-        kind: Kind::Hello,
-        rank,
-        sequence: 0,
-        body: world.to_le_bytes().to_vec(),
-    };
-    stream
-        .send(&hello, deadline)
-        .map_err(|e| BootstrapError::Lost {
-            what: "join",
-            rank: 0,
-            reason: e.to_string(),
-        })?;
-    let frame = stream
-        .receive(0, "join", MAX_FRAME, deadline + GRACE)
-        .map_err(|e| with_context(e, world, timeout))?;
-    expect(&frame, 0, Kind::Welcome, 0, 0)?;
-    Ok(stream)
 }

@@ -118,7 +118,7 @@ fn other_versions_and_garbage_are_refused_by_name() {
         if let Ok(s) = UnixStream::connect(&path) {
             break s;
         }
-        std::thread::sleep(RETRY);
+        std::thread::sleep(Duration::from_millis(2));
     };
     let mut bytes = [0u8; HEADER];
     bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -128,7 +128,7 @@ fn other_versions_and_garbage_are_refused_by_name() {
     s.read_to_end(&mut answer).unwrap();
     let text = String::from_utf8_lossy(&answer[HEADER..]);
     assert!(
-        text.contains("version 9") && text.contains("version 1"),
+        text.contains("version 9") && text.contains("version 2"),
         "{text}"
     );
     assert!(hub.join().unwrap().is_err());
@@ -157,4 +157,88 @@ fn addresses_parse_and_print() {
         Bootstrap::join(&"unix:/tmp/x".parse().unwrap(), 2, 2, Duration::ZERO),
         Err(BootstrapError::Rank { .. })
     ));
+}
+
+/// Three ranks that meet at rank 0's place, each with what it opened before it knew its rank.
+fn met(secret: &'static [u8]) -> Vec<Bootstrap> {
+    let places: [Rendezvous; 2] = [
+        Rendezvous::Unix(format!("@doorbell-test-{:016x}", rand::random::<u64>()).into()),
+        "tcp:127.0.0.1:0".parse().unwrap(),
+    ];
+    let meeting = Meeting::open(&places).unwrap();
+    let at = meeting.addresses().to_vec();
+    assert_eq!(at[0], places[0]);
+    assert_ne!(at[1], places[1], "the port that was chosen");
+    let time = Duration::from_secs(20);
+    let leaves: Vec<_> = [(1, at.clone()), (2, at[1..].to_vec())]
+        .into_iter()
+        .map(|(rank, at)| {
+            std::thread::spawn(move || Bootstrap::attend(&at, secret, rank, 3, time).unwrap())
+        })
+        .collect();
+    let mut all = vec![Bootstrap::preside(&meeting, secret, 3, time).unwrap()];
+    all.extend(leaves.into_iter().map(|l| l.join().unwrap()));
+    all
+}
+
+/// Looks until there is an error.
+fn noticed(b: &mut Bootstrap) -> BootstrapError {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Err(e) = b.watch() {
+            return e;
+        }
+        assert!(Instant::now() < deadline, "nothing was noticed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn ranks_meet_where_the_first_one_listened_already() {
+    let threads: Vec<_> = met(b"a secret")
+        .into_iter()
+        .map(|b| std::thread::spawn(move || collectives(Ok(b))))
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+#[test]
+fn who_does_not_know_the_secret_gets_no_seat() {
+    let meeting = Meeting::open(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
+    let at = meeting.addresses().to_vec();
+    let stranger = std::thread::spawn(move || {
+        Bootstrap::attend(&at, b"guess", 1, 2, Duration::from_secs(10)).unwrap_err()
+    });
+    let hub = Bootstrap::preside(&meeting, b"secret", 2, Duration::from_millis(600)).unwrap_err();
+    assert!(hub.to_string().contains("[1]"), "{hub}");
+    let text = stranger.join().unwrap().to_string();
+    assert!(text.contains("another job"), "{text}");
+}
+
+#[test]
+fn a_death_between_collectives_reaches_everybody_and_a_goodbye_is_none() {
+    let mut all = met(b"");
+    all.iter_mut().for_each(|b| b.watch().unwrap());
+    drop(all.remove(1));
+    let text = noticed(&mut all[0]).to_string();
+    assert!(text.contains("lost rank 1"), "{text}");
+    let text = noticed(&mut all[1]).to_string();
+    assert!(text.contains("lost rank 1"), "{text}");
+    assert!(all[0].watch().is_ok(), "once");
+    drop(all.remove(0));
+    assert!(noticed(&mut all[0]).to_string().contains("lost rank 0"));
+
+    let mut all = met(b"");
+    all.remove(2).leave();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while all[0].left().next().is_none() {
+        all[0].watch().unwrap();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(all[0].left().collect::<Vec<_>>(), [2]);
+    all.remove(0).leave();
+    while all[0].left().next().is_none() {
+        all[0].watch().unwrap();
+        assert!(Instant::now() < deadline);
+    }
 }

@@ -1,0 +1,472 @@
+//! A communicator: the ranks that NCCL connects, how each reaches the others, and the steps that they take together.
+//!
+//! Rank 0 presides; whatever all ranks must know goes through it, with a time-out that names who did not come. A rank that cannot
+//! do its part says so in the same exchange, so that the others fail with its reason and at once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use doorbell::{
+    Bootstrap, Destination, Endpoint, LinkKind, Listener, Meeting, Pd, Peer, QpCore, Rendezvous,
+};
+
+use crate::abi::HANDLE;
+use crate::handle::{Handle, host};
+use crate::health::Health;
+use crate::node::{Node, Watched};
+use crate::settings::{LinkChoice, Settings};
+use crate::{Error, Result, log};
+
+/// What `listen` makes.
+pub(crate) struct Listening {
+    pub(crate) handle: Handle,
+    meeting: Meeting,
+}
+
+impl Listening {
+    /// Listens for the ranks of one communicator.
+    pub(crate) fn open() -> Result<Self> {
+        let settings = Settings::read()?;
+        let mut handle = Handle {
+            secret: rand::random(),
+            host: host(),
+            address: (settings.address, 0).into(),
+        };
+        let places = [
+            Rendezvous::Unix(handle.name().into()),
+            Rendezvous::Tcp(handle.address.to_string()),
+        ];
+        let meeting = Meeting::open(&places).map_err(doorbell::Error::from)?;
+        for place in meeting.addresses() {
+            if let Rendezvous::Tcp(text) = place
+                && let Ok(address) = text.parse()
+            {
+                handle.address = address;
+            }
+        }
+        Ok(Self { handle, meeting })
+    }
+}
+
+/// How a rank is reached.
+#[derive(Debug)]
+pub(crate) enum Link {
+    /// It uses the same HCA, or is this rank.
+    Loopback,
+    /// It is a process, or another GPU, of this host.
+    Shm(Peer),
+    /// By packets.
+    Roce,
+}
+
+impl Link {
+    pub(crate) fn kind(&self) -> LinkKind {
+        match self {
+            Self::Loopback => LinkKind::Loopback,
+            Self::Shm(_) => LinkKind::Shm,
+            Self::Roce => LinkKind::Roce,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Loopback => "loopback",
+            Self::Shm(_) => "shared memory",
+            Self::Roce => "RoCE",
+        }
+    }
+}
+
+/// What `connect` makes.
+pub(crate) struct Comm {
+    pub(crate) rank: usize,
+    pub(crate) ranks: usize,
+    pub(crate) settings: Settings,
+    pub(crate) health: Arc<Health>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) pd: Pd,
+    mesh: Arc<Mutex<Bootstrap>>,
+    // Before the node: it takes this communicator off the node's lists.
+    _watched: Watched,
+    pub(crate) node: Arc<Node>,
+}
+
+/// What a rank tells the others about itself when they connect.
+struct Card {
+    hca: u64,
+    host: u64,
+    /// A place in the abstract name space where it waits for sessions; the number makes the name.
+    shm: u64,
+}
+
+impl Card {
+    fn to_bytes(&self) -> Vec<u8> {
+        [self.hca, self.host, self.shm]
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect()
+    }
+
+    fn from_bytes(bytes: &[u8], rank: usize) -> Result<Self> {
+        let mut words = bytes.chunks_exact(8).map(|c| {
+            let mut word = [0; 8];
+            word.copy_from_slice(c);
+            u64::from_le_bytes(word)
+        });
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some(hca), Some(host), Some(shm), None) => Ok(Self { hca, host, shm }),
+            _ => Err(Error::Handle {
+                rank,
+                found: format!("a card of {} bytes", bytes.len()),
+                expected: "24 bytes".to_owned(),
+            }),
+        }
+    }
+
+    fn name(number: u64) -> String {
+        format!("@doorbell-nccl-shm-{number:016x}")
+    }
+}
+
+/// A rank's part in a step, as it travels: its name, then what it has to say or why it has nothing.
+fn pack(step: &'static str, part: std::result::Result<&[u8], &Error>) -> Vec<u8> {
+    let mut out = vec![step.len() as u8];
+    out.extend_from_slice(step.as_bytes());
+    match part {
+        Ok(bytes) => {
+            out.push(0);
+            out.extend_from_slice(bytes);
+        }
+        Err(error) => {
+            out.push(1);
+            out.extend_from_slice(error.to_string().as_bytes());
+        }
+    }
+    out
+}
+
+fn unpack(step: &'static str, rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    let found = bytes.split_first().and_then(|(len, rest)| {
+        let (name, rest) = rest.split_at_checked(usize::from(*len))?;
+        let (failed, rest) = rest.split_first()?;
+        Some((String::from_utf8_lossy(name).into_owned(), *failed, rest))
+    });
+    match found {
+        Some((name, 0, rest)) if name == step => Ok(rest.to_vec()),
+        Some((name, _, rest)) if name == step => Err(Error::Peer {
+            step,
+            rank,
+            reason: String::from_utf8_lossy(rest).into_owned(),
+        }),
+        other => Err(Error::Order {
+            rank,
+            theirs: other.map_or("something else".to_owned(), |(name, ..)| name),
+            ours: step,
+        }),
+    }
+}
+
+impl Comm {
+    /// Connects this rank to the others. All of them call it with the same handles.
+    pub(crate) fn connect(
+        handles: &[[u8; HANDLE]],
+        rank: usize,
+        listening: &Listening,
+    ) -> Result<Self> {
+        let settings = Settings::read()?;
+        let ranks = handles.len();
+        let all = handles
+            .iter()
+            .enumerate()
+            .map(|(r, bytes)| Handle::decode(bytes, r))
+            .collect::<Result<Vec<_>>>()?;
+        if all[rank] != listening.handle {
+            return Err(Error::Argument {
+                call: "connect",
+                object: "the handle of this rank",
+                value: "another one than listen() gave".to_owned(),
+                remedy: "pass every rank's own handle at its place",
+            });
+        }
+        let secret = &all[0].secret;
+        let (world, timeout) = (ranks as u32, settings.timeout);
+        let mesh = match rank {
+            0 => Bootstrap::preside(&listening.meeting, secret, world, timeout),
+            _ => Bootstrap::attend(&all[0].places(host()), secret, rank as u32, world, timeout),
+        };
+        let mesh = mesh.map_err(|source| Error::Collective {
+            step: "connect",
+            rank,
+            ranks,
+            source,
+        })?;
+        let mesh = Arc::new(Mutex::new(mesh));
+        let steps = Steps {
+            rank,
+            ranks,
+            mesh: &mesh,
+        };
+
+        // From here on nobody leaves without telling the others why.
+        let opened = Node::get().and_then(|node| {
+            let pd = node.device.pd()?;
+            let number = rand::random();
+            let listener = node.device.listen(&Card::name(number))?;
+            Ok((node, pd, number, listener))
+        });
+        let card = opened.as_ref().map(|(node, _, number, _)| {
+            Card {
+                hca: node.device.provider().id(),
+                host: host(),
+                shm: *number,
+            }
+            .to_bytes()
+        });
+        let cards = steps.gather("connect", card.as_ref().map(|v| &v[..]).map_err(|e| *e))?;
+        let (node, pd, _, listener) = opened?;
+        let cards = cards
+            .iter()
+            .enumerate()
+            .map(|(r, bytes)| Card::from_bytes(bytes, r))
+            .collect::<Result<Vec<_>>>();
+        let links = cards.and_then(|cards| meet(&node, &cards, rank, &settings, &listener));
+        steps.gather("connect: links", links.as_ref().map(|_| &[][..]))?;
+        let links = links?;
+
+        let health = Arc::new(Health::new(format!("rank {rank} of {ranks}")));
+        let peers: Vec<_> = links
+            .iter()
+            .enumerate()
+            .filter_map(|(r, link)| match link {
+                Link::Shm(peer) => Some((r, peer.clone())),
+                _ => None,
+            })
+            .collect();
+        let watched = node.watch.enter(&health, &mesh, &peers);
+        log::info(format_args!(
+            "rank {rank} of {ranks}: {}",
+            describe(&links, rank)
+        ));
+        Ok(Self {
+            rank,
+            ranks,
+            settings,
+            health,
+            links,
+            pd,
+            mesh,
+            _watched: watched,
+            node,
+        })
+    }
+
+    fn steps(&self) -> Steps<'_> {
+        Steps {
+            rank: self.rank,
+            ranks: self.ranks,
+            mesh: &self.mesh,
+        }
+    }
+
+    /// Every rank gives something, or the reason why it cannot, and gets what all gave.
+    pub(crate) fn gather(
+        &self,
+        step: &'static str,
+        mine: std::result::Result<&[u8], &Error>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.steps().gather(step, mine)
+    }
+
+    /// Every rank gives something for each rank, or the reason why it cannot, and gets what each gave for it.
+    pub(crate) fn swap(
+        &self,
+        step: &'static str,
+        mine: std::result::Result<&[Vec<u8>], &Error>,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.steps().swap(step, mine)
+    }
+
+    /// Rank `rank`'s queue pair as something to connect to.
+    pub(crate) fn destination(&self, rank: usize, theirs: &Endpoint) -> Result<Destination> {
+        Ok(match &self.links[rank] {
+            Link::Loopback => Destination::Loopback { qpn: theirs.qpn },
+            Link::Shm(peer) => peer.destination(theirs)?,
+            Link::Roce => self.node.device.destination(theirs)?,
+        })
+    }
+
+    /// This rank's queue pair as rank `rank` needs to know it.
+    pub(crate) fn endpoint(&self, rank: usize, qp: &QpCore) -> Result<Endpoint> {
+        Ok(qp.endpoint(self.links[rank].kind(), &[])?)
+    }
+
+    /// Ends it; the others are told that this was meant.
+    pub(crate) fn close(self) {
+        let Self {
+            mesh,
+            links,
+            _watched: watched,
+            node,
+            pd,
+            ..
+        } = self;
+        drop(watched);
+        mesh.lock().unwrap_or_else(PoisonError::into_inner).leave();
+        drop(mesh);
+        // Queue pairs are gone by now, so sessions end when these do: in order, and in the background.
+        drop(links);
+        drop(pd);
+        drop(node);
+    }
+}
+
+/// The ranks' connection, as long as the communicator is not complete.
+struct Steps<'a> {
+    rank: usize,
+    ranks: usize,
+    mesh: &'a Mutex<Bootstrap>,
+}
+
+impl Steps<'_> {
+    fn gather(
+        &self,
+        step: &'static str,
+        mine: std::result::Result<&[u8], &Error>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
+        self.judge(step, mine.err(), mesh.all_gather(&pack(step, mine)))
+    }
+
+    fn swap(
+        &self,
+        step: &'static str,
+        mine: std::result::Result<&[Vec<u8>], &Error>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let parts: Vec<Vec<u8>> = match mine {
+            Ok(parts) => parts.iter().map(|part| pack(step, Ok(part))).collect(),
+            Err(error) => vec![pack(step, Err(error)); self.ranks],
+        };
+        let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
+        self.judge(step, mine.err(), mesh.all_to_all(&parts))
+    }
+
+    /// The own failure is the caller's to return; the others' come before a success of this rank.
+    fn judge(
+        &self,
+        step: &'static str,
+        own: Option<&Error>,
+        all: std::result::Result<Vec<Vec<u8>>, doorbell::BootstrapError>,
+    ) -> Result<Vec<Vec<u8>>> {
+        let all = all.map_err(|source| Error::Collective {
+            step,
+            rank: self.rank,
+            ranks: self.ranks,
+            source,
+        });
+        if own.is_some() {
+            return Ok(Vec::new());
+        }
+        all?.iter()
+            .enumerate()
+            .map(|(rank, bytes)| unpack(step, rank, bytes))
+            .collect()
+    }
+}
+
+/// Chooses the links, and meets the processes that are reached by shared memory: the lower rank dials.
+fn meet(
+    node: &Node,
+    cards: &[Card],
+    rank: usize,
+    settings: &Settings,
+    listener: &Listener,
+) -> Result<Vec<Link>> {
+    let deadline = Instant::now() + settings.timeout;
+    let left = || deadline.saturating_duration_since(Instant::now());
+    let own = &cards[rank];
+    let mut links = Vec::with_capacity(cards.len());
+    let mut expected = 0;
+    for (r, card) in cards.iter().enumerate() {
+        let link = match settings.link {
+            _ if r == rank => Link::Loopback,
+            LinkChoice::Roce => Link::Roce,
+            _ if card.hca == own.hca => Link::Loopback,
+            _ if card.host == own.host => {
+                if r > rank {
+                    let peer = node.device.dial(&Card::name(card.shm), left());
+                    let peer = peer.and_then(|peer| {
+                        peer.send(&(rank as u64).to_le_bytes(), left())?;
+                        Ok(peer)
+                    });
+                    Link::Shm(peer.map_err(|e| broken(r, &e))?)
+                } else {
+                    // Until it has dialled.
+                    expected += 1;
+                    Link::Roce
+                }
+            }
+            LinkChoice::Auto => Link::Roce,
+            LinkChoice::Shm => {
+                return Err(Error::Link {
+                    rank: r,
+                    link: "shared memory",
+                    reason: "it is on another host, or in another network name space: set DOORBELL_NCCL_LINK=auto".to_owned(),
+                });
+            }
+        };
+        links.push(link);
+    }
+    for _ in 0..expected {
+        let missing = |links: &[Link]| {
+            let waits = |r: &usize| cards[*r].host == own.host && matches!(links[*r], Link::Roce);
+            (0..rank).find(waits).unwrap_or(0)
+        };
+        let peer = listener
+            .accept(left())
+            .map_err(|e| broken(missing(&links), &e))?;
+        let hello = peer.recv(left().min(Duration::from_secs(10)));
+        let hello = hello.map_err(|e| broken(missing(&links), &e))?;
+        let r = <[u8; 8]>::try_from(hello.as_slice())
+            .map_or(usize::MAX, |b| u64::from_le_bytes(b) as usize);
+        match links.get_mut(r) {
+            Some(link @ Link::Roce) if r < rank && cards[r].host == own.host => {
+                *link = Link::Shm(peer)
+            }
+            _ => {
+                return Err(Error::Link {
+                    rank: r,
+                    link: "shared memory",
+                    reason: "a process that is no lower rank of this host dialled".to_owned(),
+                });
+            }
+        }
+    }
+    Ok(links)
+}
+
+fn broken(rank: usize, error: &doorbell::Error) -> Error {
+    Error::Link {
+        rank,
+        link: "shared memory",
+        reason: error.to_string(),
+    }
+}
+
+/// `3 ranks by loopback, 4 by shared memory`.
+fn describe(links: &[Link], rank: usize) -> String {
+    let mut parts = Vec::new();
+    for name in ["loopback", "shared memory", "RoCE"] {
+        let count = links
+            .iter()
+            .enumerate()
+            .filter(|(r, l)| *r != rank && l.name() == name)
+            .count();
+        if count > 0 {
+            parts.push(format!("{count} by {name}"));
+        }
+    }
+    match parts.is_empty() {
+        true => "nobody else".to_owned(),
+        false => format!("others are reached: {}", parts.join(", ")),
+    }
+}

@@ -1,0 +1,486 @@
+//! Contexts: what device code posts to. Queue pairs to every rank, their companions, and the tables of signals and counters.
+//!
+//! Everything that device code dereferences is laid out in one piece of GPU memory; queues, signals and counters lie in host memory
+//! that GPU and engine both reach (`DOORBELL_NCCL_SIGNALS=gpu` moves the last two).
+
+use std::ffi::c_void;
+use std::mem::size_of;
+use std::sync::Arc;
+
+use doorbell::{
+    Access, Addressing, AnyQp, CqKind, Destination, Endpoint, Export, ExportLayout, Memory, Mr,
+    Place, export_array,
+};
+
+use crate::abi::device::{CONTEXT1, Context2, Table};
+use crate::abi::net::{DeviceHandle, GDAKI_VERSION, TYPE_GDAKI};
+use crate::comm::Comm;
+use crate::window::{key_bytes, keys};
+use crate::{Error, Result, log};
+
+/// Slots of a queue at least: a call takes several at once, and must never wait for itself.
+const LEAST_DEPTH: u32 = 64;
+/// Slots of a queue at most.
+const MOST_DEPTH: u32 = 32_768;
+/// Signals, counters and contexts at most, each; far above what NCCL asks for.
+const MOST: i32 = 1 << 20;
+/// Queue pairs of one `createContext` at most.
+const MOST_QPS: usize = 1 << 16;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) signals: usize,
+    pub(crate) counters: usize,
+    pub(crate) contexts: usize,
+    pub(crate) depth: u32,
+    pub(crate) form: Form,
+}
+
+/// Which structures the application's device code reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Headers of 2.30.3 and 2.30.4.
+    Version1,
+    /// Headers since 2.30.5.
+    Version2,
+}
+
+impl Form {
+    fn stride(self) -> usize {
+        match self {
+            Self::Version1 => CONTEXT1,
+            Self::Version2 => size_of::<Context2>(),
+        }
+    }
+
+    /// What NCCL calls `backendVersion`; later ones are taken for the latest known, as NCCL 2.32 does.
+    pub(crate) fn of(version: i32) -> Result<Self> {
+        match version {
+            1 => Ok(Self::Version1),
+            2.. => Ok(Self::Version2),
+            _ => Err(Error::Argument {
+                call: "createContext",
+                object: "backendVersion",
+                value: version.to_string(),
+                remedy: "build the application with NCCL's headers of 2.30.3 or later",
+            }),
+        }
+    }
+}
+
+impl Request {
+    /// Checks what NCCL passed.
+    pub(crate) fn new(
+        comm: &Comm,
+        signals: i32,
+        counters: i32,
+        contexts: i32,
+        depth: i32,
+        form: Form,
+    ) -> Result<Self> {
+        let bad = |object, value: i32, remedy| {
+            Err(Error::Argument {
+                call: "createContext",
+                object,
+                value: value.to_string(),
+                remedy,
+            })
+        };
+        if !(0..=MOST).contains(&signals) {
+            return bad("nSignals", signals, "ask for 0 to 1048576");
+        }
+        if !(0..=MOST).contains(&counters) {
+            return bad("nCounters", counters, "ask for 0 to 1048576");
+        }
+        let each = comm.ranks * if counters > 0 { 2 } else { 1 };
+        if contexts < 1 || contexts as usize > MOST_QPS / each {
+            return bad(
+                "nContexts",
+                contexts,
+                "ask for 1, and for fewer the more ranks there are",
+            );
+        }
+        let depth = match u32::try_from(depth) {
+            Ok(0) => comm.settings.depth,
+            Ok(n) if n <= MOST_DEPTH => n.next_power_of_two(),
+            _ => return bad("queueDepth", depth, "ask for 0 (a default) to 32768"),
+        };
+        Ok(Self {
+            signals: signals as usize,
+            counters: counters as usize,
+            contexts: contexts as usize,
+            depth: depth.max(LEAST_DEPTH),
+            form,
+        })
+    }
+}
+
+/// What `createContext` makes. The handle is at its beginning and stays where it is.
+pub(crate) struct Contexts {
+    handle: Box<DeviceHandle>,
+    qps: Qps,
+    // In the order in which they may go: structures, then what they name.
+    _exports: Vec<Export>,
+    _structures: Memory,
+    _signals: Words,
+    _counters: Words,
+    _sink: Words,
+    comm: Arc<Comm>,
+}
+
+// SAFETY: the address in `handle` is the GPU's; nobody dereferences it here.
+unsafe impl Send for Contexts {}
+// SAFETY: as above.
+unsafe impl Sync for Contexts {}
+
+/// Registered words that start as zero.
+struct Words {
+    mr: Mr,
+    addr: u64,
+}
+
+impl Words {
+    fn new(comm: &Comm, place: Place, count: usize) -> Result<Self> {
+        let memory = comm.node.device.alloc(place, 8 * count.max(1))?;
+        let addr = memory.device_addr();
+        let mr = comm
+            .pd
+            .register_with(&memory, Access::ALL, Addressing::Zero)?;
+        Ok(Self { mr, addr })
+    }
+
+    fn table(&self, context: usize, count: usize, rkeys: u64) -> Table {
+        let first = context * count;
+        Table {
+            buffer: self.addr + 8 * first as u64,
+            rkeys,
+            lkey: self.mr.key_be(),
+            offset: first as u32,
+        }
+    }
+}
+
+/// Queue pairs by context, then rank; their watch knows them.
+struct Qps {
+    main: Vec<AnyQp>,
+    companions: Vec<AnyQp>,
+    comm: Arc<Comm>,
+}
+
+impl Qps {
+    fn build(comm: &Arc<Comm>, request: &Request) -> Result<Self> {
+        let mut qps = Self {
+            main: Vec::new(),
+            companions: Vec::new(),
+            comm: Arc::clone(comm),
+        };
+        let builder = || {
+            comm.pd
+                .qp()
+                .depth(request.depth)
+                .cq(CqKind::PerSlot)
+                .handler(comm.settings.handler)
+        };
+        for _ in 0..request.contexts {
+            for rank in 0..comm.ranks {
+                let main = AnyQp::from(builder().build()?);
+                comm.node.watch.add_qp(&comm.health, rank, &main);
+                let core = main.core();
+                qps.main.push(main);
+                if request.counters > 0 {
+                    // It waits for the main queue's CQ, which is cheapest on the same core.
+                    let builder = match core {
+                        Some(core) => builder().core(core),
+                        None => builder(),
+                    };
+                    let companion = AnyQp::from(builder.build()?);
+                    comm.node.watch.add_qp(&comm.health, comm.rank, &companion);
+                    qps.companions.push(companion);
+                }
+            }
+        }
+        Ok(qps)
+    }
+
+    /// For each rank: this rank's queue pairs to it, one a context.
+    fn endpoints(&self) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.comm.ranks;
+        (0..ranks)
+            .map(|rank| {
+                let mut bytes = Vec::new();
+                for qp in self.main.iter().skip(rank).step_by(ranks) {
+                    let one = self.comm.endpoint(rank, qp)?.to_bytes();
+                    bytes.extend_from_slice(&(one.len() as u32).to_le_bytes());
+                    bytes.extend_from_slice(&one);
+                }
+                Ok(bytes)
+            })
+            .collect()
+    }
+
+    /// Connects each to what its peer showed.
+    fn connect(&self, theirs: &[Vec<u8>]) -> Result<()> {
+        let ranks = self.comm.ranks;
+        for (rank, bytes) in theirs.iter().enumerate() {
+            let mut rest = &bytes[..];
+            for qp in self.main.iter().skip(rank).step_by(ranks) {
+                let endpoint = split(&mut rest).ok_or_else(|| Error::Peer {
+                    step: "createContext",
+                    rank,
+                    reason: "it has another number of contexts".to_owned(),
+                })?;
+                let endpoint = Endpoint::from_bytes(endpoint).map_err(doorbell::Error::from)?;
+                qp.connect(&self.comm.destination(rank, &endpoint)?)?;
+            }
+            if !rest.is_empty() {
+                return Err(Error::Peer {
+                    step: "createContext",
+                    rank,
+                    reason: "it has more contexts".to_owned(),
+                });
+            }
+        }
+        for qp in &self.companions {
+            qp.connect(&Destination::Loopback { qpn: qp.qpn() })?;
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        let time = self.comm.node.device.settings().quiesce;
+        for qp in self.companions.iter().chain(&self.main) {
+            self.comm.node.watch.remove_qp(qp.qpn());
+            if let Err(error) = qp.destroy(time) {
+                log::warn(format_args!("QP {:#08x} stays: {error}", qp.qpn()));
+            }
+        }
+    }
+}
+
+impl Drop for Qps {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The next length and so many bytes.
+fn split<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, tail) = rest.split_first_chunk::<4>()?;
+    let (one, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    *rest = tail;
+    Some(one)
+}
+
+/// Where things are in the structures' memory.
+struct Plan {
+    /// Contexts, at 0.
+    stride: usize,
+    signal_keys: usize,
+    counter_keys: usize,
+    issued: usize,
+    visible: usize,
+    len: usize,
+}
+
+impl Plan {
+    fn new(request: &Request, ranks: usize) -> Self {
+        let stride = request.form.stride();
+        let signal_keys = (request.contexts * stride).next_multiple_of(64);
+        let counter_keys = (signal_keys + 4 * ranks).next_multiple_of(64);
+        let issued = (counter_keys + 4 * ranks).next_multiple_of(64);
+        let words = 8 * ranks * request.contexts;
+        let visible = (issued + words).next_multiple_of(64);
+        Self {
+            stride,
+            signal_keys,
+            counter_keys,
+            issued,
+            visible,
+            len: visible + words,
+        }
+    }
+}
+
+/// What is made before the ranks tell each other of it.
+struct Parts {
+    qps: Qps,
+    signals: Words,
+    counters: Words,
+    sink: Words,
+    exports: Vec<Export>,
+    companions: Vec<Export>,
+    structures: Memory,
+    endpoints: Vec<Vec<u8>>,
+}
+
+impl Contexts {
+    /// Makes them on this rank, together with all others.
+    pub(crate) fn create(comm: &Arc<Comm>, request: Result<Request>) -> Result<Self> {
+        let parts = request.and_then(|request| Ok((request, Self::parts(comm, &request)?)));
+        // The keys of signals and counters go with each rank's endpoints.
+        let mine = parts.as_ref().map(|(_, parts)| {
+            let keys = [parts.signals.mr.key(), parts.counters.mr.key()];
+            let head: Vec<u8> = keys.iter().flat_map(|k| k.to_le_bytes()).collect();
+            parts
+                .endpoints
+                .iter()
+                .map(|tail| [&head[..], tail].concat())
+                .collect::<Vec<_>>()
+        });
+        let theirs = comm.swap(
+            "createContext",
+            mine.as_ref().map(|v| &v[..]).map_err(|e| *e),
+        )?;
+        let (request, parts) = parts?;
+        let connected = Self::finish(comm, &request, parts, &theirs);
+        // Nobody posts before everybody's queue pairs are connected.
+        let done = connected.as_ref().map(|_| &[][..]);
+        comm.gather("createContext: queue pairs", done)?;
+        connected
+    }
+
+    fn parts(comm: &Arc<Comm>, request: &Request) -> Result<Parts> {
+        let place = comm.settings.signals;
+        let (contexts, ranks) = (request.contexts, comm.ranks);
+        let signals = Words::new(comm, place, request.signals * contexts)?;
+        let counters = Words::new(comm, place, request.counters * contexts)?;
+        let sink = Words::new(comm, Place::Host, 1)?;
+        let qps = Qps::build(comm, request)?;
+        let export = |qps: &[AnyQp]| -> Result<Vec<Export>> {
+            let arrays = qps.chunks(ranks);
+            arrays
+                .map(|qps| Ok(export_array(qps, ExportLayout::Packed)?))
+                .collect()
+        };
+        Ok(Parts {
+            exports: export(&qps.main)?,
+            companions: export(&qps.companions)?,
+            structures: comm
+                .node
+                .device
+                .alloc(Place::Gpu, Plan::new(request, ranks).len)?,
+            endpoints: qps.endpoints()?,
+            qps,
+            signals,
+            counters,
+            sink,
+        })
+    }
+
+    fn finish(
+        comm: &Arc<Comm>,
+        request: &Request,
+        parts: Parts,
+        theirs: &[Vec<u8>],
+    ) -> Result<Self> {
+        let heads: Vec<Vec<u8>> = theirs
+            .iter()
+            .map(|t| t[..t.len().min(8)].to_vec())
+            .collect();
+        let tails: Vec<Vec<u8>> = theirs
+            .iter()
+            .map(|t| t[t.len().min(8)..].to_vec())
+            .collect();
+        parts.qps.connect(&tails)?;
+        let signal_keys = keys(&heads);
+        let counter_keys = keys(
+            &heads
+                .iter()
+                .map(|h| h[h.len().min(4)..].to_vec())
+                .collect::<Vec<_>>(),
+        );
+
+        let plan = Plan::new(request, comm.ranks);
+        let base = parts.structures.device_addr();
+        let at = |offset: usize| base + offset as u64;
+        let mut image = vec![0; plan.len];
+        let mut put = |offset: usize, bytes: &[u8]| {
+            image[offset..offset + bytes.len()].copy_from_slice(bytes);
+        };
+        for context in 0..request.contexts {
+            let words = 8 * context * comm.ranks;
+            let structure = Context2 {
+                qps: parts.exports[context].qps_addr(),
+                companions: parts.companions.get(context).map_or(0, Export::qps_addr),
+                counters: parts
+                    .counters
+                    .table(context, request.counters, at(plan.counter_keys)),
+                signals: parts
+                    .signals
+                    .table(context, request.signals, at(plan.signal_keys)),
+                sink_lkey: parts.sink.mr.key_be(),
+                use_dump: 1,
+                reserved: [0; 3],
+                last_issued_get: at(plan.issued + words),
+                last_visible_get: at(plan.visible + words),
+            };
+            put(context * plan.stride, &structure.to_bytes()[..plan.stride]);
+        }
+        put(plan.signal_keys, &key_bytes(&signal_keys));
+        put(plan.counter_keys, &key_bytes(&counter_keys));
+        parts.structures.write(0, &image)?;
+
+        let Parts {
+            qps,
+            signals,
+            counters,
+            sink,
+            mut exports,
+            companions,
+            structures,
+            ..
+        } = parts;
+        exports.extend(companions);
+        log::info(format_args!(
+            "rank {}: {} context(s) of {} queue pairs, depth {}, rung by {}, {} signals, {} counters",
+            comm.rank,
+            request.contexts,
+            comm.ranks,
+            request.depth,
+            comm.settings.handler,
+            request.signals,
+            request.counters,
+        ));
+        Ok(Self {
+            handle: Box::new(DeviceHandle {
+                device_type: TYPE_GDAKI,
+                device_version: GDAKI_VERSION,
+                handle: std::ptr::with_exposed_provenance_mut::<c_void>(base as usize),
+                size: 0,
+                needs_progress: 0,
+            }),
+            qps,
+            _exports: exports,
+            _structures: structures,
+            _signals: signals,
+            _counters: counters,
+            _sink: sink,
+            comm: Arc::clone(comm),
+        })
+    }
+
+    /// What NCCL copies into the device communicator; valid until these contexts end.
+    pub(crate) fn device_handle(&mut self) -> *mut DeviceHandle {
+        &raw mut *self.handle
+    }
+
+    /// Has anything of this communicator gone wrong?
+    pub(crate) fn has_failed(&self) -> bool {
+        self.comm.health.has_failed()
+    }
+
+    /// Ends them. No kernel may use them any more.
+    pub(crate) fn destroy(self) {
+        let Self { qps, .. } = self;
+        drop(qps);
+    }
+}
+
+impl Context2 {
+    /// The bytes to copy to the GPU.
+    pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
+        // SAFETY: repr(C) with every gap named (sizes and offsets are asserted), so no byte is uninitialised.
+        unsafe { std::mem::transmute(*self) }
+    }
+}

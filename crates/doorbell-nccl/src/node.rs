@@ -1,0 +1,310 @@
+//! The devices of this process, one a GPU, shared by all ranks that use that GPU; and the thread that watches over each.
+//!
+//! A device lasts as long as some communicator uses it. Its watch takes what goes wrong with queue pairs, engines, peers and
+//! ranks, and tells the communicators concerned: [`Health`](crate::health::Health) is what `queryLastError` reads.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use doorbell::{
+    AnyQp, AsyncError, Bootstrap, Device, GpuSelect, HcaCores, Module, Peer, QpFault, Vendor,
+};
+use doorbell_hca::shm::Gone;
+
+use crate::health::Health;
+use crate::{Result, log};
+
+/// How long one look for an event lasts: what happens is known to the host within a few of these.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A GPU with its software HCA, as long as somebody uses it.
+pub(crate) struct Node {
+    pub(crate) device: Device,
+    pub(crate) watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Nodes = HashMap<String, Weak<Node>>;
+
+fn nodes() -> MutexGuard<'static, Option<Nodes>> {
+    static NODES: Mutex<Option<Nodes>> = Mutex::new(None);
+    NODES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    /// The device of the calling thread's GPU. Nothing here waits for another rank.
+    pub(crate) fn get() -> Result<Arc<Self>> {
+        let select = choose()?;
+        let key = select.to_string();
+        let mut nodes = nodes();
+        let nodes = nodes.get_or_insert_default();
+        if let Some(node) = nodes.get(&key).and_then(Weak::upgrade) {
+            return Ok(node);
+        }
+        let node = Arc::new(Self::open(select)?);
+        nodes.insert(key, Arc::downgrade(&node));
+        Ok(node)
+    }
+
+    fn open(select: GpuSelect) -> Result<Self> {
+        let mut config = doorbell::Config {
+            gpu: Some(select),
+            ..doorbell::Config::default()
+        };
+        // NCCL's kernels run no engine while they wait, so somebody else must.
+        if config.resolve()?.hca_cores == HcaCores::Caller {
+            config.hca_cores = Some(HcaCores::Threads(1));
+        }
+        // None of our kernels is launched here, so none is loaded.
+        let device = Device::builder()
+            .config(config)
+            .module(Module { ptx: "", host: &[] })
+            .open()?;
+        let info = device.gpu_info();
+        log::info(format_args!("{select}: {}, software HCA", info.name));
+        for setting in device.settings().explain() {
+            tracing::info!(
+                "{}={} ({})",
+                setting.variable,
+                setting.value,
+                setting.source
+            );
+        }
+        let watch = Arc::new(Watch::default());
+        let (seen, watched) = (device.clone(), Arc::clone(&watch));
+        let thread = std::thread::Builder::new()
+            .name("doorbell-watch".to_owned())
+            .spawn(move || watched.run(&seen))
+            .map_err(|source| doorbell::Error::Os {
+                what: "starting the thread that watches over a device",
+                source,
+            })?;
+        Ok(Self {
+            device,
+            watch,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.watch.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            // It looks at `stop` after every look for events.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Which GPU the calling thread means: the one that is current, unless the environment names another.
+fn choose() -> Result<GpuSelect> {
+    let settings = doorbell::Config::default().resolve()?;
+    Ok(match settings.gpu {
+        GpuSelect::Host => GpuSelect::Host,
+        GpuSelect::Cuda(Some(n)) => GpuSelect::Cuda(Some(n)),
+        GpuSelect::Cuda(None) | GpuSelect::Auto => match doorbell::Gpu::current_cuda() {
+            Some(ordinal) => GpuSelect::Cuda(Some(ordinal)),
+            None => settings.gpu,
+        },
+    })
+}
+
+/// Who is to be told of what.
+#[derive(Default)]
+pub(crate) struct Watch {
+    stop: AtomicBool,
+    lists: Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    next: u64,
+    qps: HashMap<u32, QpEntry>,
+    peers: HashMap<u64, PeerEntry>,
+    meshes: Vec<(u64, Weak<Mutex<Bootstrap>>, Arc<Health>)>,
+    /// Queue pairs that ended because their peer left in order: an error only if somebody goes on using them.
+    idle: Vec<Idle>,
+    healths: Vec<(u64, Arc<Health>)>,
+}
+
+struct QpEntry {
+    health: Arc<Health>,
+    rank: usize,
+    qp: AnyQp,
+}
+
+struct PeerEntry {
+    health: Arc<Health>,
+    rank: usize,
+    peer: Peer,
+}
+
+struct Idle {
+    qpn: u32,
+    flushed: u64,
+}
+
+/// Takes a communicator off the lists when it goes.
+pub(crate) struct Watched {
+    watch: Arc<Watch>,
+    number: u64,
+    peers: Vec<u64>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let mut lists = self.watch.lists();
+        lists.meshes.retain(|(n, ..)| *n != self.number);
+        lists.healths.retain(|(n, _)| *n != self.number);
+        for peer in &self.peers {
+            lists.peers.remove(peer);
+        }
+    }
+}
+
+impl Watch {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A communicator, with its connection to the other ranks and the processes that it reaches by shared memory.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        health: &Arc<Health>,
+        mesh: &Arc<Mutex<Bootstrap>>,
+        peers: &[(usize, Peer)],
+    ) -> Watched {
+        let mut lists = self.lists();
+        lists.next += 1;
+        let number = lists.next;
+        lists.healths.push((number, Arc::clone(health)));
+        let entry = (number, Arc::downgrade(mesh), Arc::clone(health));
+        lists.meshes.push(entry);
+        for (rank, peer) in peers {
+            let entry = PeerEntry {
+                health: Arc::clone(health),
+                rank: *rank,
+                peer: peer.clone(),
+            };
+            lists.peers.insert(peer.id(), entry);
+        }
+        Watched {
+            watch: Arc::clone(self),
+            number,
+            peers: peers.iter().map(|(_, p)| p.id()).collect(),
+        }
+    }
+
+    pub(crate) fn add_qp(&self, health: &Arc<Health>, rank: usize, qp: &AnyQp) {
+        let entry = QpEntry {
+            health: Arc::clone(health),
+            rank,
+            qp: qp.clone(),
+        };
+        self.lists().qps.insert(qp.qpn(), entry);
+    }
+
+    pub(crate) fn remove_qp(&self, qpn: u32) {
+        let mut lists = self.lists();
+        // What the entry holds is dropped after the lock was let go of.
+        let gone = lists.qps.remove(&qpn);
+        lists.idle.retain(|i| i.qpn != qpn);
+        drop(lists);
+        drop(gone);
+    }
+
+    fn run(&self, device: &Device) {
+        while !self.stop.load(Ordering::Acquire) {
+            if let Some(event) = device.next_error(LOOK) {
+                self.event(&event);
+                // More of them mostly follow, and meshes can wait until they are told.
+                while let Some(event) = device.next_error(Duration::ZERO) {
+                    self.event(&event);
+                }
+            }
+            self.look();
+        }
+    }
+
+    fn event(&self, event: &AsyncError) {
+        let mut lists = self.lists();
+        match event {
+            AsyncError::Qp { qpn, fault } => lists.failed(*qpn, fault),
+            AsyncError::PeerDown { peer, reason } => {
+                let Some(entry) = lists.peers.get(peer) else {
+                    return;
+                };
+                if *reason != Gone::Closed.to_string() && *reason != Gone::ClosedHere.to_string() {
+                    let rank = entry.rank;
+                    entry
+                        .health
+                        .report(format_args!("rank {rank} is gone: {reason}"));
+                }
+            }
+            everyone => {
+                for (_, health) in &lists.healths {
+                    health.report(everyone);
+                }
+            }
+        }
+    }
+
+    fn look(&self) {
+        let mut lists = self.lists();
+        let Lists {
+            qps, idle, meshes, ..
+        } = &mut *lists;
+        idle.retain(|i| {
+            let Some(entry) = qps.get(&i.qpn) else {
+                return false;
+            };
+            let used = entry.qp.counters().flushed > i.flushed;
+            if used {
+                let (rank, qpn) = (entry.rank, i.qpn);
+                entry.health.report(format_args!(
+                    "QP {qpn:#08x}: work requests for rank {rank}, which has left"
+                ));
+            }
+            !used
+        });
+        let meshes: Vec<_> = meshes
+            .iter()
+            .filter_map(|(_, mesh, health)| Some((mesh.upgrade()?, Arc::clone(health))))
+            .collect();
+        drop(lists);
+        for (mesh, health) in meshes {
+            // Whoever holds it is in a collective step and will hear of a death by itself.
+            if let Ok(mut mesh) = mesh.try_lock()
+                && let Err(error) = mesh.watch()
+            {
+                health.report(error);
+            }
+        }
+    }
+}
+
+impl Lists {
+    fn failed(&mut self, qpn: u32, fault: &QpFault) {
+        let Some(entry) = self.qps.get(&qpn) else {
+            return;
+        };
+        let rank = entry.rank;
+        let left = || {
+            let same = |p: &&PeerEntry| p.rank == rank && Arc::ptr_eq(&p.health, &entry.health);
+            let peer = self.peers.values().find(same);
+            peer.is_some_and(|p| matches!(p.peer.gone(), Some(Gone::Closed | Gone::ClosedHere)))
+        };
+        if fault.vendor() == Vendor::PEER_DEAD && left() {
+            let flushed = entry.qp.counters().flushed;
+            self.idle.push(Idle { qpn, flushed });
+            return;
+        }
+        entry
+            .health
+            .report(format_args!("QP {qpn:#08x} to rank {rank}: {fault}"));
+    }
+}

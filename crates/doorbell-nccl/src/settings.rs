@@ -1,0 +1,169 @@
+//! The variables of this plug-in. Those of Doorbell itself (`doorbell info` lists them) hold too.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::time::Duration;
+
+use doorbell::{Handler, Place};
+
+use crate::{Error, Result};
+
+/// Which link reaches ranks of other processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LinkChoice {
+    /// Shared memory within a host, RoCE between hosts.
+    #[default]
+    Auto,
+    /// Shared memory, or an error.
+    Shm,
+    /// RoCE everywhere, within a process too.
+    Roce,
+}
+
+/// What the variables say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// How long a step waits for the other ranks (`DOORBELL_NCCL_TIMEOUT`, seconds).
+    pub(crate) timeout: Duration,
+    /// `DOORBELL_NCCL_LINK`: `auto`, `shm`, `roce`.
+    pub(crate) link: LinkChoice,
+    /// Slots of a send queue unless the application says (`DOORBELL_NCCL_DEPTH`).
+    pub(crate) depth: u32,
+    /// Where signals and counters lie (`DOORBELL_NCCL_SIGNALS`: `host`, `gpu`).
+    pub(crate) signals: Place,
+    /// How queues are rung (`DOORBELL_HANDLER`).
+    pub(crate) handler: Handler,
+    /// The address at which ranks of other hosts find this one (`DOORBELL_NCCL_ADDR`).
+    pub(crate) address: IpAddr,
+}
+
+/// Rings that lose nothing whatever order the posters' stores arrive in. NVIDIA's posters ring by a maximum at this word.
+const HANDLER: Handler = Handler::Producer;
+
+impl Settings {
+    /// Reads the environment.
+    pub(crate) fn read() -> Result<Self> {
+        Self::from(&|name| std::env::var(name).ok())
+    }
+
+    fn from(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+        let get = |name| lookup(name).filter(|v| !v.is_empty());
+        let bad = |name, value, remedy| Error::Variable {
+            name,
+            value,
+            remedy,
+        };
+        let timeout = match get("DOORBELL_NCCL_TIMEOUT") {
+            None => 120,
+            Some(text) => match text.parse() {
+                Ok(n @ 1..=86_400) => n,
+                _ => {
+                    let remedy = "give seconds, from 1 to 86400";
+                    return Err(bad("DOORBELL_NCCL_TIMEOUT", text, remedy));
+                }
+            },
+        };
+        let link = match get("DOORBELL_NCCL_LINK").as_deref() {
+            None | Some("auto") => LinkChoice::Auto,
+            Some("shm") => LinkChoice::Shm,
+            Some("roce") => LinkChoice::Roce,
+            Some(other) => {
+                let remedy = "give auto, shm or roce";
+                return Err(bad("DOORBELL_NCCL_LINK", other.to_owned(), remedy));
+            }
+        };
+        let depth = match get("DOORBELL_NCCL_DEPTH") {
+            None => 256,
+            Some(text) => match text.parse::<u32>() {
+                Ok(n @ 1..=32_768) if n.is_power_of_two() => n,
+                _ => {
+                    let remedy = "give a power of two from 1 to 32768";
+                    return Err(bad("DOORBELL_NCCL_DEPTH", text, remedy));
+                }
+            },
+        };
+        let signals = match get("DOORBELL_NCCL_SIGNALS").as_deref() {
+            None | Some("host") => Place::Shared,
+            Some("gpu") => Place::Gpu,
+            Some(other) => {
+                let remedy = "give host or gpu";
+                return Err(bad("DOORBELL_NCCL_SIGNALS", other.to_owned(), remedy));
+            }
+        };
+        let handler = match get("DOORBELL_HANDLER") {
+            None => HANDLER,
+            Some(text) => text
+                .parse()
+                .map_err(|_| bad("DOORBELL_HANDLER", text, "give record, only or producer"))?,
+        };
+        let address = match get("DOORBELL_NCCL_ADDR") {
+            None => route(),
+            Some(text) => match text.parse() {
+                Ok(ip) => ip,
+                Err(_) => {
+                    let remedy = "give an IP address of this host";
+                    return Err(bad("DOORBELL_NCCL_ADDR", text, remedy));
+                }
+            },
+        };
+        Ok(Self {
+            timeout: Duration::from_secs(timeout),
+            link,
+            depth,
+            signals,
+            handler,
+            address,
+        })
+    }
+}
+
+/// The address that packets to elsewhere leave from; without a route, the loopback's. Nothing is sent.
+fn route() -> IpAddr {
+    let local = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
+        socket.local_addr()
+    });
+    local.map_or(Ipv4Addr::LOCALHOST.into(), |a| a.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_said_means_defaults_and_nonsense_is_named() {
+        let plain = Settings::from(&|_| None).expect("defaults");
+        assert_eq!((plain.link, plain.depth), (LinkChoice::Auto, 256));
+        for (name, value) in [
+            ("DOORBELL_NCCL_TIMEOUT", "0"),
+            ("DOORBELL_NCCL_LINK", "verbs"),
+            ("DOORBELL_NCCL_DEPTH", "100"),
+            ("DOORBELL_NCCL_SIGNALS", "disk"),
+            ("DOORBELL_HANDLER", "bell"),
+            ("DOORBELL_NCCL_ADDR", "here"),
+        ] {
+            let text = Settings::from(&|n| (n == name).then(|| value.to_owned()))
+                .expect_err("nonsense")
+                .to_string();
+            assert!(
+                text.contains(name) && text.contains(value) && text.contains("give"),
+                "{text}"
+            );
+        }
+        let said = Settings::from(&|n| {
+            let value = match n {
+                "DOORBELL_NCCL_TIMEOUT" => "7",
+                "DOORBELL_NCCL_LINK" => "roce",
+                "DOORBELL_NCCL_SIGNALS" => "gpu",
+                "DOORBELL_HANDLER" => "record",
+                "DOORBELL_NCCL_ADDR" => "::1",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        })
+        .expect("all of it");
+        assert_eq!(said.timeout, Duration::from_secs(7));
+        assert_eq!((said.link, said.signals), (LinkChoice::Roce, Place::Gpu));
+        assert_eq!(said.handler, Handler::Record);
+        assert_eq!(said.address, "::1".parse::<IpAddr>().expect("v6"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Windows: memory that device code names by a handle, a rank and an offset.
+
+use std::ffi::c_int;
+use std::mem::size_of;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use doorbell::{Access, Addressing, Memory, Mr, Place};
+
+use crate::abi::device::MemHandle;
+use crate::abi::{PTR_CUDA, PTR_HOST};
+use crate::comm::Comm;
+use crate::{Error, Result};
+
+/// Writes in their order, even without a signal between them (`NCCL_NET_MR_FLAG_FORCE_SO`).
+pub(crate) const FLAG_STRICT: u64 = 1;
+/// A hint of NCCL's about signals (`NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET`).
+const FLAG_NEVER_RESET: u64 = 2;
+
+/// What `regMrSym` makes.
+pub(crate) struct Window {
+    mr: Mr,
+    /// A [`MemHandle`] and the keys that it points to.
+    gpu: Memory,
+}
+
+/// Big-endian keys, as device code copies them.
+pub(crate) fn key_bytes(keys: &[u32]) -> Vec<u8> {
+    keys.iter().flat_map(|k| k.to_be_bytes()).collect()
+}
+
+/// The keys of all ranks, as they came.
+pub(crate) fn keys(parts: &[Vec<u8>]) -> Vec<u32> {
+    parts
+        .iter()
+        .map(|p| p.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b)))
+        .collect()
+}
+
+impl Window {
+    /// Registers memory on this rank, together with all others.
+    ///
+    /// # Safety
+    /// `addr` is valid for `size` bytes, for the GPU or the CPU as `kind` says, until the window was deregistered.
+    pub(crate) unsafe fn register(
+        comm: &Comm,
+        addr: *mut u8,
+        size: usize,
+        kind: c_int,
+        flags: u64,
+    ) -> Result<Self> {
+        // SAFETY: passed on.
+        let mr = check(addr, size, kind, flags)
+            .and_then(|addr| unsafe { import(comm, addr, size, kind) })
+            .and_then(|memory| {
+                Ok(comm
+                    .pd
+                    .register_with(&memory, Access::ALL, Addressing::Zero)?)
+            });
+        let key = mr.as_ref().map(|mr| mr.key().to_le_bytes());
+        let all = comm.gather("regMrSym", key.as_ref().map(|k| &k[..]).map_err(|e| *e))?;
+        let mr = mr?;
+        let keys = keys(&all);
+        // The handle first, and right behind it what it points to.
+        let gpu = comm
+            .node
+            .device
+            .alloc(Place::Gpu, size_of::<MemHandle>() + 4 * keys.len())?;
+        let handle = MemHandle {
+            rkeys: gpu.device_addr() + size_of::<MemHandle>() as u64,
+            lkey: mr.key_be(),
+            reserved: 0,
+        };
+        let mut image = Vec::with_capacity(gpu.len());
+        image.extend_from_slice(&handle.rkeys.to_ne_bytes());
+        image.extend_from_slice(&handle.lkey.to_ne_bytes());
+        image.extend_from_slice(&[0; 4]);
+        image.extend_from_slice(&key_bytes(&keys));
+        gpu.write(0, &image)?;
+        Ok(Self { mr, gpu })
+    }
+
+    /// What device code is given.
+    pub(crate) fn handle(&self) -> u64 {
+        self.gpu.device_addr()
+    }
+
+    /// Ends it: afterwards nobody reaches the memory by it.
+    pub(crate) fn deregister(self, comm: &Comm) -> Result<()> {
+        let time = comm.node.device.settings().quiesce;
+        self.mr.deregister(time)?;
+        Ok(())
+    }
+}
+
+fn check(addr: *mut u8, size: usize, kind: c_int, flags: u64) -> Result<NonNull<u8>> {
+    let bad = |object, value: String, remedy| {
+        Err(Error::Argument {
+            call: "regMrSym",
+            object,
+            value,
+            remedy,
+        })
+    };
+    let Some(at) = NonNull::new(addr) else {
+        return bad("data", "null".to_owned(), "pass the window's address");
+    };
+    if size == 0 || (addr as usize).checked_add(size).is_none() {
+        let value = format!("{size} bytes at {addr:p}");
+        return bad("size", value, "pass the bytes of the window");
+    }
+    if kind != PTR_HOST && kind != PTR_CUDA {
+        return bad(
+            "type",
+            kind.to_string(),
+            "pass NCCL_PTR_HOST (1) or NCCL_PTR_CUDA (2)",
+        );
+    }
+    if flags & !(FLAG_STRICT | FLAG_NEVER_RESET) != 0 {
+        let value = format!("{flags:#x}");
+        return bad("mrFlags", value, "this release knows flags 1 and 2");
+    }
+    Ok(at)
+}
+
+/// # Safety
+/// As for [`Window::register`].
+unsafe fn import(comm: &Comm, addr: NonNull<u8>, size: usize, kind: c_int) -> Result<Memory> {
+    let device = &comm.node.device;
+    if kind == PTR_CUDA && device.gpu().is_cuda() {
+        // SAFETY: valid until deregistered, which waits for whoever uses it.
+        return Ok(unsafe { device.import_gpu(addr.as_ptr() as u64, size, None)? });
+    }
+    // SAFETY: as above; NCCL's host windows are seen by kernels and plain C++ only.
+    Ok(unsafe { device.import_host(addr, size, Arc::new(()))? })
+}

@@ -1,0 +1,477 @@
+//! A test host that does what NCCL does: loads the shared object, looks the table up, and calls it in NCCL's order from its threads.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test file includes this and uses a part of it"
+)]
+
+pub mod gin;
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use doorbell_nccl::abi::gin::{GinConfigV14, GinPropertiesV14, GinV14};
+use doorbell_nccl::abi::net::{DeviceHandle, NetPropertiesV12};
+use doorbell_nccl::abi::{HANDLE, Status};
+
+use gin::{Gin, Win};
+
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// The shared object that cargo built beside this test.
+pub fn shared_object() -> PathBuf {
+    let deps = std::env::current_exe().expect("this program");
+    let deps = deps.parent().expect("its folder");
+    let found = [
+        deps.join("libdoorbell_nccl.so"),
+        deps.join("../libdoorbell_nccl.so"),
+    ];
+    found
+        .into_iter()
+        .find(|p| p.is_file())
+        .expect("libdoorbell_nccl.so beside this test")
+}
+
+/// The table, looked up as NCCL looks it up.
+pub fn table() -> &'static GinV14 {
+    static TABLE: OnceLock<usize> = OnceLock::new();
+    let at = *TABLE.get_or_init(|| {
+        // SAFETY: our own shared object; its initialisers are Rust's.
+        let library = unsafe { libloading::Library::new(shared_object()) }.expect("loaded");
+        // SAFETY: a table of this type has this name.
+        let at = unsafe { library.get::<*const GinV14>(b"ncclGinPlugin_v14\0") }.expect("exported");
+        let at = *at as usize;
+        // Closed and opened again, as NCCL does between communicators: it must stay where it is.
+        drop(library);
+        // SAFETY: as above.
+        let again = unsafe { libloading::Library::new(shared_object()) }.expect("loaded again");
+        // SAFETY: as above.
+        let same = unsafe { again.get::<*const GinV14>(b"ncclGinPlugin_v14\0") }.expect("exported");
+        assert_eq!(*same as usize, at, "it was unloaded in between");
+        std::mem::forget(again);
+        at
+    });
+    // SAFETY: a table that is never unloaded.
+    unsafe { &*(at as *const GinV14) }
+}
+
+/// NCCL's log, collected.
+pub fn log_lines() -> Vec<String> {
+    LOG.lock().expect("the log").clone()
+}
+
+static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// What NCCL passes as its logger; the format is always "%s" with one argument.
+pub unsafe extern "C" fn logger(
+    level: c_int,
+    _: c_ulong,
+    _: *const c_char,
+    _: c_int,
+    format: *const c_char,
+    text: *const c_char,
+) {
+    // SAFETY: C strings of the plug-in.
+    let (format, text) = unsafe { (CStr::from_ptr(format), CStr::from_ptr(text)) };
+    assert_eq!(format, c"%s");
+    let line = format!("{level} {}", text.to_string_lossy());
+    if std::env::var_os("DOORBELL_TEST_LOG").is_some() {
+        eprintln!("{line}");
+    }
+    LOG.lock().expect("the log").push(line);
+}
+
+pub fn logger_arg() -> doorbell_nccl::abi::Logger {
+    // SAFETY: on the platforms that there are, a call with one variable argument arrives as one with six arguments; the plug-in passes
+    // exactly one.
+    Some(unsafe {
+        std::mem::transmute::<
+            unsafe extern "C" fn(
+                c_int,
+                c_ulong,
+                *const c_char,
+                c_int,
+                *const c_char,
+                *const c_char,
+            ),
+            unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...),
+        >(logger)
+    })
+}
+
+pub fn ok(status: Status, what: &str) {
+    assert_eq!(status, 0, "{what}: {:?}", log_lines().last());
+}
+
+/// Number of the round, what came so far, what came in the last one.
+type Round = (u64, Vec<Option<Vec<u8>>>, Vec<Vec<u8>>);
+
+/// NCCL's bootstrap: every rank gives bytes and gets all of them.
+pub struct Gather {
+    ranks: usize,
+    state: Mutex<Round>,
+    turned: Condvar,
+}
+
+impl Gather {
+    pub fn new(ranks: usize) -> Arc<Self> {
+        Arc::new(Self {
+            ranks,
+            state: Mutex::new((0, vec![None; ranks], Vec::new())),
+            turned: Condvar::new(),
+        })
+    }
+
+    pub fn all(&self, rank: usize, mine: &[u8]) -> Vec<Vec<u8>> {
+        let mut state = self.state.lock().expect("the gathering");
+        let round = state.0;
+        assert!(state.1[rank].replace(mine.to_vec()).is_none());
+        if state.1.iter().all(Option::is_some) {
+            state.2 = state
+                .1
+                .iter_mut()
+                .map(|p| p.take().expect("there"))
+                .collect();
+            state.0 += 1;
+            self.turned.notify_all();
+            return state.2.clone();
+        }
+        let deadline = Instant::now() + LONG;
+        while state.0 == round {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "a rank of the test did not come");
+            state = self
+                .turned
+                .wait_timeout(state, left)
+                .expect("the gathering")
+                .0;
+        }
+        state.2.clone()
+    }
+
+    pub fn barrier(&self, rank: usize) {
+        self.all(rank, &[]);
+    }
+}
+
+/// Memory as a window: on the host GPU it is host memory.
+pub struct Pages {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory; tests access it by volatile copies.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Zeroed, and only touched pages exist.
+    pub fn new(len: usize) -> Self {
+        // SAFETY: a fresh anonymous mapping.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        Self { at: at.cast(), len }
+    }
+
+    pub fn ptr(&self) -> *mut c_void {
+        self.at.cast()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.len);
+        for (i, b) in bytes.iter().enumerate() {
+            // SAFETY: in range.
+            unsafe { self.at.add(offset + i).write_volatile(*b) };
+        }
+    }
+
+    pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len);
+        // SAFETY: in range.
+        (0..len)
+            .map(|i| unsafe { self.at.add(offset + i).read_volatile() })
+            .collect()
+    }
+
+    pub fn word(&self, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.read(offset, 8).try_into().expect("eight"))
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
+    }
+}
+
+/// One rank between `init` and `finalize`.
+pub struct Rank {
+    pub rank: usize,
+    pub ranks: usize,
+    pub gather: Arc<Gather>,
+    ctx: *mut c_void,
+    pub comm: *mut c_void,
+}
+
+impl Rank {
+    /// What NCCL does up to `connect` and `closeListen`.
+    pub fn connect(rank: usize, gather: &Arc<Gather>) -> Self {
+        let mut one = Self::init(rank, gather);
+        let (listening, handles) = one.listen();
+        let status = one.join(&handles, listening);
+        ok(status, "connect");
+        ok(unsafe_one(table().close_listen, listening), "closeListen");
+        one
+    }
+
+    pub fn init(rank: usize, gather: &Arc<Gather>) -> Self {
+        // NCCL holds a lock of the process around these.
+        static PLUGIN: Mutex<()> = Mutex::new(());
+        let _held = PLUGIN.lock().expect("the plug-in's lock");
+        let t = table();
+        let mut ctx = std::ptr::null_mut();
+        let mut count = 0;
+        let mut properties = std::mem::MaybeUninit::<NetPropertiesV12>::uninit();
+        let mut gin = GinPropertiesV14::default();
+        // SAFETY: (all) the table's functions with out parameters of their types.
+        unsafe {
+            ok(
+                t.init.expect("init")(&mut ctx, 0x1234, logger_arg()),
+                "init",
+            );
+            ok(t.devices.expect("devices")(&mut count), "devices");
+            ok(
+                t.get_properties.expect("getProperties")(0, properties.as_mut_ptr()),
+                "getProperties",
+            );
+            ok(
+                t.get_gin_properties.expect("getGinProperties")(&mut gin),
+                "getGinProperties",
+            );
+            assert_eq!(properties.assume_init().device_type, 3);
+        }
+        assert!(!ctx.is_null() && count == 1 && gin.strong_signals && gin.va_signals);
+        Self {
+            rank,
+            ranks: gather.ranks,
+            gather: Arc::clone(gather),
+            ctx,
+            comm: std::ptr::null_mut(),
+        }
+    }
+
+    pub fn listen(&self) -> (*mut c_void, Vec<Vec<u8>>) {
+        let (listening, handle) = self.listen_only();
+        let all = self.gather.all(self.rank, &handle);
+        (listening, all)
+    }
+
+    pub fn listen_only(&self) -> (*mut c_void, [u8; HANDLE]) {
+        let mut handle = [0u8; HANDLE];
+        let mut listening = std::ptr::null_mut();
+        // SAFETY: a buffer of 128 bytes and an out parameter.
+        let status = unsafe {
+            table().listen.expect("listen")(self.ctx, 0, handle.as_mut_ptr().cast(), &mut listening)
+        };
+        ok(status, "listen");
+        (listening, handle)
+    }
+
+    pub fn join(&mut self, handles: &[Vec<u8>], listening: *mut c_void) -> Status {
+        let mut handles: Vec<Vec<u8>> = handles.to_vec();
+        let mut pointers: Vec<*mut c_void> =
+            handles.iter_mut().map(|h| h.as_mut_ptr().cast()).collect();
+        // SAFETY: one 128-byte handle a rank.
+        unsafe {
+            table().connect.expect("connect")(
+                self.ctx,
+                pointers.as_mut_ptr(),
+                self.ranks as c_int,
+                self.rank as c_int,
+                listening,
+                &mut self.comm,
+            )
+        }
+    }
+
+    /// `regMrSym`: the host's and the device's handle.
+    pub fn register(&self, pages: &Pages, flags: u64) -> (*mut c_void, Win) {
+        let (mut host, mut device) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the test keeps `pages` until it has deregistered.
+        let status = unsafe {
+            table().reg_mr_sym.expect("regMrSym")(
+                self.comm,
+                pages.ptr(),
+                pages.len(),
+                2,
+                flags,
+                &mut host,
+                &mut device,
+            )
+        };
+        ok(status, "regMrSym");
+        assert!(!host.is_null() && !device.is_null());
+        (host, Win(device as u64))
+    }
+
+    pub fn deregister(&self, window: *mut c_void) {
+        // SAFETY: what `register` gave, once.
+        let status = unsafe { table().dereg_mr_sym.expect("deregMrSym")(self.comm, window) };
+        ok(status, "deregMrSym");
+    }
+
+    /// `createContext`.
+    pub fn create(&self, config: GinConfigV14) -> Context {
+        let (status, context) = self.try_create(config);
+        ok(status, "createContext");
+        context
+    }
+
+    pub fn try_create(&self, mut config: GinConfigV14) -> (Status, Context) {
+        let (mut ctx, mut handle) = (std::ptr::null_mut(), std::ptr::null_mut::<DeviceHandle>());
+        // SAFETY: out parameters.
+        let status = unsafe {
+            table().create_context.expect("createContext")(
+                self.comm,
+                &mut config,
+                &mut ctx,
+                &mut handle,
+            )
+        };
+        let address = match status {
+            0 => {
+                // SAFETY: the plug-in keeps it until `destroyContext`.
+                let handle = unsafe { *handle };
+                assert_eq!((handle.device_type, handle.needs_progress), (3, 0));
+                handle.handle as u64
+            }
+            _ => 0,
+        };
+        let stride = if config.backend_version == 1 { 72 } else { 88 };
+        let context = Context {
+            ctx,
+            handle: address,
+            stride,
+            rank: self.rank,
+            ranks: self.ranks,
+        };
+        (status, context)
+    }
+
+    /// What NCCL does when the communicator ends.
+    pub fn close(self) {
+        ok(unsafe_one(table().close_coll, self.comm), "closeColl");
+        ok(unsafe_one(table().finalize, self.ctx), "finalize");
+    }
+
+    /// Ends `init` alone.
+    pub fn finalize(self) {
+        ok(unsafe_one(table().finalize, self.ctx), "finalize");
+    }
+}
+
+/// Calls an entry with one object.
+pub fn unsafe_one(
+    entry: Option<unsafe extern "C" fn(*mut c_void) -> Status>,
+    object: *mut c_void,
+) -> Status {
+    // SAFETY: the tests pass what the plug-in gave, or what it has to refuse.
+    unsafe { entry.expect("an entry")(object) }
+}
+
+/// What `createContext` gave.
+pub struct Context {
+    pub ctx: *mut c_void,
+    pub handle: u64,
+    stride: u64,
+    rank: usize,
+    ranks: usize,
+}
+
+impl Context {
+    pub fn gin(&self, context: usize) -> Gin {
+        Gin::new(self.handle, self.stride, context, self.rank, self.ranks)
+    }
+
+    /// `queryLastError`.
+    pub fn has_error(&self) -> bool {
+        let mut has = false;
+        // SAFETY: a live context and an out parameter.
+        let status =
+            unsafe { table().query_last_error.expect("queryLastError")(self.ctx, &mut has) };
+        ok(status, "queryLastError");
+        has
+    }
+
+    pub fn destroy(self) {
+        ok(
+            unsafe_one(table().destroy_context, self.ctx),
+            "destroyContext",
+        );
+    }
+}
+
+pub fn config(signals: i32, counters: i32, contexts: i32, depth: i32) -> GinConfigV14 {
+    GinConfigV14 {
+        signals,
+        counters,
+        contexts,
+        queue_depth: depth,
+        traffic_class: -1,
+        backend_version: 2,
+        rank_stride: 1,
+    }
+}
+
+/// The host GPU, whatever this machine has; before any thread of the test calls the plug-in.
+pub fn on_the_host() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: once, before the plug-in was loaded; nobody else of the test program reads the environment meanwhile.
+        unsafe {
+            std::env::set_var("DOORBELL_GPU", "host");
+            std::env::set_var("DOORBELL_NCCL_ADDR", "127.0.0.1");
+            if std::env::var_os("DOORBELL_NCCL_TIMEOUT").is_none() {
+                std::env::set_var("DOORBELL_NCCL_TIMEOUT", "60");
+            }
+        }
+        table();
+    });
+}
+
+/// Runs `body` as so many ranks, one thread each, connected.
+pub fn threads(ranks: usize, body: impl Fn(&Rank) + Sync) {
+    on_the_host();
+    let gather = Gather::new(ranks);
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (gather, body) = (&gather, &body);
+                scope.spawn(move || {
+                    let one = Rank::connect(rank, gather);
+                    body(&one);
+                    one.gather.barrier(rank);
+                    one.close();
+                })
+            })
+            .collect();
+        all.into_iter().for_each(|t| t.join().expect("a rank"));
+    });
+}

@@ -1,0 +1,247 @@
+//! Ranks that find each other: a place to meet, who presides, who attends.
+//!
+//! [`Bootstrap::join`] does it all where everybody knows the place and the ranks from the start. A [`Meeting`] is for those who learn
+//! their rank later: each opens one, all tell each other where, and then the first rank's is the one that counts.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::frame::{Frame, Kind, Listener, MAX_FRAME, Stream, connect_once};
+use super::{
+    Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, expect, fail_all, with_context,
+};
+
+/// Bytes of a secret at most.
+pub const MAX_SECRET: usize = 32;
+/// A greeting is small; who has not been let in may not make us allocate more.
+const MAX_HELLO: usize = 4 + MAX_SECRET;
+/// Pause between attempts to accept or to connect.
+const RETRY: Duration = Duration::from_millis(2);
+
+/// Places at which somebody listens already.
+pub struct Meeting {
+    listeners: Vec<Listener>,
+    addresses: Vec<Rendezvous>,
+}
+
+impl std::fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Meeting").field(&self.addresses).finish()
+    }
+}
+
+impl Meeting {
+    /// Listens at all of them; TCP port 0 takes a free one.
+    pub fn open(at: &[Rendezvous]) -> Result<Self> {
+        let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+        for place in at {
+            let open = |source| BootstrapError::Open {
+                rank: 0,
+                address: place.to_string(),
+                source,
+            };
+            let listener = Listener::open(place).map_err(open)?;
+            addresses.push(listener.address(place).map_err(open)?);
+            listeners.push(listener);
+        }
+        Ok(Self {
+            listeners,
+            addresses,
+        })
+    }
+
+    /// Where it listens.
+    pub fn addresses(&self) -> &[Rendezvous] {
+        &self.addresses
+    }
+
+    /// The next connection, if somebody is knocking.
+    fn accept(&self) -> Result<Option<Stream>> {
+        for (listener, address) in self.listeners.iter().zip(&self.addresses) {
+            let accepted = listener.accept().map_err(|source| BootstrapError::Open {
+                rank: 0,
+                address: address.to_string(),
+                source,
+            })?;
+            if accepted.is_some() {
+                return Ok(accepted);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Bootstrap {
+    /// As rank 0, at a place that is open already. Who does not know the secret gets no seat.
+    pub fn preside(
+        meeting: &Meeting,
+        secret: &[u8],
+        world: u32,
+        timeout: Duration,
+    ) -> Result<Self> {
+        if world == 0 {
+            return Err(BootstrapError::Rank { rank: 0, world });
+        }
+        let peers = gather_ranks(meeting, &hello(secret, world), world, timeout)?;
+        Ok(Self::new(0, world, timeout, Role::Hub(peers)))
+    }
+
+    /// As another rank, at the first of these places where rank 0 answers.
+    pub fn attend(
+        at: &[Rendezvous],
+        secret: &[u8],
+        rank: u32,
+        world: u32,
+        timeout: Duration,
+    ) -> Result<Self> {
+        if rank == 0 || rank >= world {
+            return Err(BootstrapError::Rank { rank, world });
+        }
+        let hub = enlist(at, hello(secret, world), rank, world, timeout)?;
+        Ok(Self::new(rank, world, timeout, Role::Leaf(hub)))
+    }
+
+    fn new(rank: u32, world: u32, timeout: Duration, role: Role) -> Self {
+        Self {
+            rank,
+            world,
+            timeout,
+            sequence: 0,
+            role,
+            gone: BTreeMap::new(),
+            socket: None,
+        }
+    }
+}
+
+/// What a rank says first: how many it expects, and what only the ranks of this job know.
+fn hello(secret: &[u8], world: u32) -> Vec<u8> {
+    let secret = &secret[..secret.len().min(MAX_SECRET)];
+    [&world.to_le_bytes()[..], secret].concat()
+}
+
+fn gather_ranks(
+    meeting: &Meeting,
+    hello: &[u8],
+    world: u32,
+    timeout: Duration,
+) -> Result<Vec<Stream>> {
+    let deadline = doorbell_hca::deadline(timeout);
+    let mut seats: Vec<Option<Stream>> = (1..world).map(|_| None).collect();
+    while seats.iter().any(Option::is_none) {
+        let Some(mut stream) = meeting.accept()? else {
+            if Instant::now() >= deadline {
+                let missing = seats
+                    .iter()
+                    .zip(1u32..)
+                    .filter(|(s, _)| s.is_none())
+                    .map(|(_, r)| r)
+                    .collect();
+                let e = BootstrapError::Missing {
+                    what: "join",
+                    missing,
+                    world,
+                    after: timeout,
+                };
+                fail_all(seats.iter_mut().flatten(), 0, &e);
+                return Err(e);
+            }
+            std::thread::sleep(RETRY);
+            continue;
+        };
+        // A stranger that connects and stays silent may cost a second, not the job.
+        let patience = deadline.min(Instant::now() + GRACE);
+        let refusal = match stream.receive(u32::MAX, "join", MAX_HELLO, patience) {
+            Ok(frame) if frame.kind == Kind::Hello && frame.body == hello => {
+                match (frame.rank as usize)
+                    .checked_sub(1)
+                    .and_then(|i| seats.get_mut(i))
+                {
+                    Some(seat @ None) => {
+                        *seat = Some(stream);
+                        continue;
+                    }
+                    Some(Some(_)) => format!("rank {} is there already", frame.rank),
+                    None => format!("rank {} is outside a world of {world}", frame.rank),
+                }
+            }
+            Ok(frame) if frame.body.first_chunk::<4>() == Some(&world.to_le_bytes()) => {
+                format!("{:?} of another job", frame.kind)
+            }
+            Ok(frame) => format!("{:?} for another world than {world} rank(s)", frame.kind),
+            Err(e) => e.to_string(),
+        };
+        tracing::warn!(%refusal, "bootstrap: refused a connection");
+        let e = BootstrapError::Refused { reason: refusal };
+        fail_all(std::iter::once(&mut stream), 0, &e);
+    }
+    let mut streams: Vec<Stream> = seats.into_iter().flatten().collect();
+    let limit = doorbell_hca::deadline(timeout);
+    for (stream, rank) in streams.iter_mut().zip(1u32..) {
+        stream
+            .send(
+                &Frame {
+                    kind: Kind::Welcome,
+                    rank: 0,
+                    sequence: 0,
+                    body: Vec::new(),
+                },
+                limit,
+            )
+            .map_err(|e| BootstrapError::Lost {
+                what: "join",
+                rank,
+                reason: e.to_string(),
+            })?;
+    }
+    Ok(streams)
+}
+
+fn enlist(
+    at: &[Rendezvous],
+    hello: Vec<u8>,
+    rank: u32,
+    world: u32,
+    timeout: Duration,
+) -> Result<Stream> {
+    let deadline = doorbell_hca::deadline(timeout);
+    let mut stream = 'found: loop {
+        let mut last = None;
+        for place in at {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match connect_once(place, left) {
+                Ok(stream) => break 'found stream,
+                // Rank 0 may not have started yet, so every failure is worth another attempt.
+                Err(e) => last = Some(e),
+            }
+        }
+        if Instant::now() >= deadline {
+            tracing::debug!(error = ?last, "bootstrap: last attempt to reach rank 0");
+            return Err(BootstrapError::Missing {
+                what: "join",
+                missing: vec![0],
+                world,
+                after: timeout,
+            });
+        }
+        std::thread::sleep(RETRY);
+    };
+    let hello = Frame {
+        kind: Kind::Hello,
+        rank,
+        sequence: 0,
+        body: hello,
+    };
+    stream
+        .send(&hello, deadline)
+        .map_err(|e| BootstrapError::Lost {
+            what: "join",
+            rank: 0,
+            reason: e.to_string(),
+        })?;
+    let frame = stream
+        .receive(0, "join", MAX_FRAME, deadline + GRACE)
+        .map_err(|e| with_context(e, world, timeout))?;
+    expect(&frame, 0, Kind::Welcome, 0, 0)?;
+    Ok(stream)
+}

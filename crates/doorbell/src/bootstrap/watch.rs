@@ -1,0 +1,105 @@
+//! Between collectives: noticing ranks that die, and leaving without being taken for one.
+//!
+//! Rank 0 has a connection to everybody, so it notices whoever dies and tells the others; they notice rank 0. Who leaves says so.
+
+use std::time::{Duration, Instant};
+
+use super::frame::{Frame, Kind, MAX_FRAME, Stream};
+use super::{Bootstrap, BootstrapError, Result, Role, fail_all};
+
+/// How long saying goodbye may take.
+const PARTING: Duration = Duration::from_millis(200);
+
+impl Bootstrap {
+    /// Looks, without waiting, whether a rank was lost since the last look; each loss is an error once. Call it now and then,
+    /// and never while a collective is under way.
+    pub fn watch(&mut self) -> Result<()> {
+        let sequence = self.sequence;
+        match &mut self.role {
+            Role::Leaf(hub) => {
+                if self.gone.contains_key(&0) {
+                    return Ok(());
+                }
+                let (kind, ended) = (hub.peek_kind(), hub.hung_up());
+                let reason = match (kind, ended) {
+                    (Some(Kind::Fail), _) => {
+                        let frame = hub.receive(0, "watch", MAX_FRAME, Instant::now() + PARTING)?;
+                        let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                        return Err(BootstrapError::Refused { reason });
+                    }
+                    (Some(Kind::Bye), _) => None,
+                    (_, true) => Some(LOST.to_owned()),
+                    (_, false) => return Ok(()),
+                };
+                self.gone.insert(0, reason.clone());
+                reason.map_or(Ok(()), |reason| Err(lost(0, reason)))
+            }
+            Role::Hub(peers) => {
+                let mut news = None;
+                for (peer, rank) in peers.iter_mut().zip(1u32..) {
+                    if self.gone.contains_key(&rank) || !(peer.hung_up() || is_leaving(peer)) {
+                        continue;
+                    }
+                    let reason = (!is_leaving(peer)).then(|| LOST.to_owned());
+                    self.gone.insert(rank, reason.clone());
+                    if let Some(reason) = reason {
+                        news = Some(lost(rank, reason));
+                        break;
+                    }
+                }
+                let Some(error) = news else { return Ok(()) };
+                let gone = &self.gone;
+                let others = peers
+                    .iter_mut()
+                    .zip(1u32..)
+                    .filter(|(_, rank)| !gone.contains_key(rank))
+                    .map(|(peer, _)| peer);
+                fail_all(others, sequence, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ranks that said goodbye, as far as this rank was told.
+    pub fn left(&self) -> impl Iterator<Item = u32> + '_ {
+        self.gone
+            .iter()
+            .filter(|(_, reason)| reason.is_none())
+            .map(|(rank, _)| *rank)
+    }
+
+    /// Says goodbye: the others do not take it for a death. Nothing is watched any more, and collectives fail.
+    pub fn leave(&mut self) {
+        let deadline = Instant::now() + PARTING;
+        let bye = Frame {
+            kind: Kind::Bye,
+            rank: self.rank,
+            sequence: self.sequence,
+            body: Vec::new(),
+        };
+        let streams = match &mut self.role {
+            Role::Hub(peers) => peers.iter_mut().collect(),
+            Role::Leaf(hub) => vec![hub],
+        };
+        for stream in streams {
+            // Best effort: who is gone needs no goodbye.
+            let _ = stream.send(&bye, deadline);
+        }
+        self.gone = (0..self.world).map(|rank| (rank, None)).collect();
+    }
+}
+
+/// How a connection that ended without goodbye is reported.
+const LOST: &str = "it closed its connection without goodbye";
+
+fn lost(rank: u32, reason: String) -> BootstrapError {
+    BootstrapError::Lost {
+        what: "watch",
+        rank,
+        reason,
+    }
+}
+
+fn is_leaving(peer: &Stream) -> bool {
+    peer.peek_kind() == Some(Kind::Bye)
+}
