@@ -49,6 +49,8 @@ pub struct StrangerCounters {
     pub unknown_qp: u64,
     /// From another address than the queue pair's peer.
     pub wrong_source: u64,
+    /// Dropped because GPU memory that they are for is too far behind; they come again.
+    pub memory_behind: u64,
     /// That are no RoCE packets (opcode, length, version, reserved values).
     pub malformed: u64,
 }

@@ -1,16 +1,19 @@
 //! Payloads in device memory: the same model, with either side behind a copy engine whose copies take their time.
 
 mod common;
+#[path = "common/device.rs"]
+mod device;
 #[path = "common/model.rs"]
 mod model;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{MockQp, Options, PATIENCE, Region, Replay, Rig, seed};
+use device::{BASE, Device};
 use doorbell_device::layout::CqKind;
-use doorbell_hca::dma::{Dma, DmaConfig, DmaOp};
+use doorbell_hca::dma::{Dma, DmaConfig};
 use doorbell_hca::{
     Access, Addressing, Event, Fault, HcaConfig, HcaError, Memory, Mr, MrConfig, QpState,
 };
@@ -20,100 +23,6 @@ use model::{LEN, Model, ops, wqe};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-
-/// Device addresses begin here: nothing is mapped there.
-const BASE: u64 = 0x00d0_0000_0000_0000;
-
-/// A device with a copy engine that moves a batch when it has been polled often enough.
-struct Device {
-    memory: Mutex<Vec<u8>>,
-    batches: Mutex<Vec<(u64, Vec<DmaOp>, u32)>>,
-    next: AtomicU64,
-    polls: u32,
-    ordered: bool,
-    stuck: AtomicBool,
-    broken: AtomicBool,
-}
-
-impl Device {
-    fn new(polls: u32, ordered: bool) -> Arc<Self> {
-        Arc::new(Self {
-            memory: Mutex::new(vec![0; 4096]),
-            batches: Mutex::default(),
-            next: AtomicU64::new(1),
-            polls,
-            ordered,
-            stuck: AtomicBool::new(false),
-            broken: AtomicBool::new(false),
-        })
-    }
-
-    fn copy(&self, op: &DmaOp) {
-        let mut memory = self.memory.lock().expect("not poisoned");
-        let len = op.len as usize;
-        let inside = |addr: u64| (addr >= BASE).then(|| (addr - BASE) as usize);
-        match (inside(op.src), inside(op.dst)) {
-            (Some(_), Some(_)) => panic!("a copy within one device was asked for"),
-            (None, None) => panic!("a copy between host addresses was asked for"),
-            (Some(from), None) => {
-                // SAFETY: the engine checked the host range against its region, which outlives the copy (that is what is tested).
-                unsafe {
-                    std::ptr::copy(memory[from..from + len].as_ptr(), op.dst as *mut u8, len)
-                };
-            }
-            (None, Some(to)) => {
-                // SAFETY: as above.
-                unsafe {
-                    std::ptr::copy(op.src as *const u8, memory[to..to + len].as_mut_ptr(), len)
-                };
-            }
-        }
-    }
-
-    fn bytes(&self, offset: usize) -> Vec<u8> {
-        self.memory.lock().expect("not poisoned")[offset..offset + LEN].to_vec()
-    }
-}
-
-impl Dma for Device {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
-        if self.broken.load(Ordering::Relaxed) {
-            return Err("broken on purpose".into());
-        }
-        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
-        self.batches
-            .lock()
-            .expect("not poisoned")
-            .push((ticket, ops.to_vec(), self.polls));
-        Ok(ticket)
-    }
-
-    fn poll(&self, ticket: u64) -> Result<bool, String> {
-        if self.stuck.load(Ordering::Relaxed) {
-            return Ok(false);
-        }
-        let mut batches = self.batches.lock().expect("not poisoned");
-        let Some(at) = batches.iter().position(|b| b.0 == ticket) else {
-            return Ok(true);
-        };
-        if batches[at].2 > 0 || (self.ordered && at > 0) {
-            batches[at].2 = batches[at].2.saturating_sub(1);
-            return Ok(false);
-        }
-        let (_, ops, _) = batches.remove(at);
-        // Any order is allowed within a batch: last first is as good as any.
-        ops.iter().rev().for_each(|op| self.copy(op));
-        Ok(true)
-    }
-
-    fn ordered(&self) -> bool {
-        self.ordered
-    }
-
-    fn max_batch(&self) -> usize {
-        4
-    }
-}
 
 /// A region of the test, here or there.
 enum Side {
@@ -134,7 +43,7 @@ impl Side {
             return Self::Host(rig.region(LEN));
         };
         let offset = GAP + place * (LEN + GAP);
-        device.memory.lock().expect("not poisoned")[offset - GAP..offset + LEN + GAP].fill(0x99);
+        device.fill(offset - GAP, &[0x99; LEN + 2 * GAP]);
         let dma: Arc<dyn Dma> = device.clone();
         let memory = Memory::Device {
             addr: BASE + offset as u64,
@@ -168,8 +77,7 @@ impl Side {
         match self {
             Self::Host(region) => region.fill(0, bytes),
             Self::Device { device, offset, .. } => {
-                device.memory.lock().expect("not poisoned")[*offset..*offset + bytes.len()]
-                    .copy_from_slice(bytes);
+                device.fill(*offset, bytes);
             }
         }
     }
@@ -177,7 +85,7 @@ impl Side {
     fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Host(region) => region.bytes(0, LEN),
-            Self::Device { device, offset, .. } => device.bytes(*offset),
+            Self::Device { device, offset, .. } => device.bytes(*offset, LEN),
         }
     }
 
@@ -185,11 +93,8 @@ impl Side {
         match self {
             Self::Host(region) => region.canaries_intact(),
             Self::Device { device, offset, .. } => {
-                let memory = device.memory.lock().expect("not poisoned");
-                memory[offset - GAP..*offset]
-                    .iter()
-                    .chain(&memory[offset + LEN..offset + LEN + GAP])
-                    .all(|b| *b == 0x99)
+                device.bytes(offset - GAP, GAP) == [0x99; GAP]
+                    && device.bytes(offset + LEN, GAP) == [0x99; GAP]
             }
         }
     }
@@ -245,11 +150,11 @@ fn copies_do_what_the_model_does() {
                 log_depth: 5,
                 ..Options::default()
             });
-            let device = Device::new(polls, ordered);
+            let device = Device::new(4096, polls, ordered);
             let other = if one {
                 Arc::clone(&device)
             } else {
-                Device::new(polls, ordered)
+                Device::new(4096, polls, ordered)
             };
             // Two devices at the same addresses cannot be copied between directly; the engine has to know that.
             let src = Side::new(&rig, near.then_some(&device), 0);
@@ -301,7 +206,7 @@ fn copies_do_what_the_model_does() {
 fn a_signal_in_host_memory_follows_the_puts_to_the_device() {
     let rig = Rig::new();
     for ordered in [false, true] {
-        let device = Device::new(5, ordered);
+        let device = Device::new(4096, 5, ordered);
         let dst = Side::new(&rig, Some(&device), 0);
         let (src, signal) = (rig.region(LEN), rig.region(64));
         let mut qp = rig.loopback(Options::default());
@@ -328,7 +233,7 @@ fn a_signal_in_host_memory_follows_the_puts_to_the_device() {
 #[test]
 fn an_immediate_follows_its_data_to_the_device() {
     let rig = Rig::new();
-    let device = Device::new(3, true);
+    let device = Device::new(4096, 3, true);
     let dst = Side::new(&rig, Some(&device), 0);
     let src = rig.region(LEN);
     let options = Options {
@@ -355,7 +260,7 @@ fn an_immediate_follows_its_data_to_the_device() {
 #[test]
 fn other_queues_go_on_while_copies_are_under_way() {
     let rig = Rig::new();
-    let device = Device::new(0, true);
+    let device = Device::new(4096, 0, true);
     device.stuck.store(true, Ordering::Relaxed);
     let dst = Side::new(&rig, Some(&device), 0);
     let (src, other) = (rig.region(LEN), rig.region(LEN));
@@ -378,7 +283,7 @@ fn other_queues_go_on_while_copies_are_under_way() {
 #[test]
 fn memory_is_not_let_go_while_a_copy_may_use_it() {
     let rig = Rig::new();
-    let device = Device::new(0, true);
+    let device = Device::new(4096, 0, true);
     device.stuck.store(true, Ordering::Relaxed);
     let dst = Side::new(&rig, Some(&device), 0);
     let (src, other) = (rig.region(LEN), rig.region(LEN));
@@ -413,7 +318,7 @@ fn copy_engines_that_fail_or_stall_are_reported() {
                 ..HcaConfig::caller_driven()
             };
             let rig = Rig::with(config);
-            let device = Device::new(0, true);
+            let device = Device::new(4096, 0, true);
             let dst = Side::new(&rig, Some(&device), 0);
             let src = rig.region(LEN);
             let mut qp = rig.loopback(Options {

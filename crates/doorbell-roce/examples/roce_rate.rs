@@ -35,7 +35,7 @@ impl Memory for Flat {
         at.ok_or(Refusal::Access)?.copy_from_slice(bytes);
         Ok(Status::Now)
     }
-    fn read(&mut self, _: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal> {
+    fn read(&mut self, _: u32, va: u64, _: u32, out: &mut [u8]) -> Result<bool, Refusal> {
         let at = self.0.get(va as usize..va as usize + out.len());
         out.copy_from_slice(at.ok_or(Refusal::Access)?);
         Ok(true)

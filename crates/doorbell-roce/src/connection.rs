@@ -172,6 +172,12 @@ impl Connection {
         None
     }
 
+    /// Something that [`Memory`] took for later failed: of what was written here, nothing after the ticket `settled` ever will be visible.
+    /// A reliable peer is refused (remote operational error); [`Event::Stopped`] follows.
+    pub fn lost(&mut self, settled: u64) {
+        self.responder.lost(settled, &mut self.counters);
+    }
+
     /// When [`Self::on_timeout`] has to be called, in the caller's time; `None`: not at all.
     pub fn timeout(&self) -> Option<u64> {
         self.requester.timeout()

@@ -103,11 +103,12 @@ pub trait Memory {
     /// The NAK to send; nothing was written.
     fn write(&mut self, rkey: u32, va: u64, bytes: &[u8]) -> Result<Status, Refusal>;
 
-    /// Reads from a region, after every earlier write of this connection has settled. `Ok(false)`: not to be had yet, ask again.
+    /// Reads from a region, after every earlier write of this connection has settled. `rest`: how many bytes from `va` on the answer still
+    /// needs, those of `out` included; memory that is slow to reach fetches them in large pieces. `Ok(false)`: not to be had yet, ask again.
     ///
     /// # Errors
     /// The NAK to send.
-    fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal>;
+    fn read(&mut self, rkey: u32, va: u64, rest: u32, out: &mut [u8]) -> Result<bool, Refusal>;
 
     /// Executes an atomic, in order with the writes before and after it. `id` names it for [`Memory::atomic_result`].
     /// `Ok(None)`: the value before it comes later.
@@ -122,7 +123,8 @@ pub trait Memory {
     /// The NAK to send.
     fn atomic_result(&mut self, id: u64) -> Result<Option<u64>, Refusal>;
 
-    /// Takes the next posted receive for a message that begins; `false`: none is posted. One is taken at a time.
+    /// Takes the next posted receive for a message that begins; `false`: none is posted. One message comes at a time, but those whose bytes
+    /// have not settled keep theirs until [`Memory::received`].
     fn receive(&mut self) -> bool;
 
     /// Scatters bytes of a SEND into the receive that was taken.
@@ -135,7 +137,7 @@ pub trait Memory {
     /// Completes the oldest receive that was taken and not completed. Everything it announces has settled.
     fn received(&mut self, received: Received);
 
-    /// Gives back the receive that was taken: its message was lost (UC).
+    /// Gives back the receive that was taken last: its message was lost (UC).
     fn unreceive(&mut self);
 
     /// Every ticket up to and including this one has settled.

@@ -85,7 +85,7 @@ impl Memory for Strict {
         Ok(Status::Now)
     }
 
-    fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal> {
+    fn read(&mut self, rkey: u32, va: u64, _: u32, out: &mut [u8]) -> Result<bool, Refusal> {
         Self::granted(rkey, va, out.len() as u64).expect("only what was granted");
         out.fill(2);
         Ok(true)

@@ -241,14 +241,13 @@ impl Dma for Adapter {
             .gpu
             .alloc(MemKind::PinnedHost, len)
             .map_err(|e| e.to_string())?;
-        match buffer.host_ptr() {
-            Some(ptr) => Ok(Staging {
-                ptr,
-                len,
-                keep: Arc::new(buffer),
-            }),
-            None => Err("pinned memory without a host address".into()),
-        }
+        let Some(ptr) = buffer.host_ptr() else {
+            return Err("pinned memory without a host address".into());
+        };
+        let known = Arc::clone(&self.known);
+        known.add_pinned(ptr.as_ptr().addr() as u64, len as u64);
+        let keep = Arc::new(Pinned { buffer, known });
+        Ok(Staging { ptr, len, keep })
     }
 
     fn export(&self, addr: u64, _len: u64) -> Result<DeviceHandle, String> {
@@ -266,6 +265,20 @@ impl Dma for Adapter {
             .to_bytes(),
             fd,
         })
+    }
+}
+
+/// Pinned memory that the copy engine knows of, until it goes.
+struct Pinned {
+    buffer: doorbell_gpu::Buffer,
+    known: Arc<Known>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(ptr) = self.buffer.host_ptr() {
+            self.known.forget(ptr.as_ptr().addr() as u64);
+        }
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Atomic {
     pub(super) dma: Arc<dyn Dma>,
     pub(super) width: Width,
     pub(super) new: Option<Box<dyn FnOnce(u64) -> u64 + Send>>,
-    pub(super) sink: Place,
+    pub(super) sink: Option<Place>,
     pub(super) old: u64,
     pub(super) lock: Option<WordLock>,
     /// The old value has been read, and written back changed.
@@ -137,7 +137,13 @@ impl DmaCore {
         // The word is done; the sink is this QP's own.
         drop(atomic.lock.take());
         let bytes = u64::from(atomic.width.bytes());
-        match &atomic.sink {
+        if let Some(state) = &mut self.jobs[id as usize] {
+            state.old = atomic.old;
+        }
+        let Some(sink) = &atomic.sink else {
+            return Ok(());
+        };
+        match sink {
             Place::Host(at) => {
                 // SAFETY: the sink was checked and is valid until the job is retired.
                 unsafe { put_old(*at, atomic.width, atomic.old) };

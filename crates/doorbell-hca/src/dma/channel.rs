@@ -78,6 +78,8 @@ pub(super) struct Channel {
     pub(super) dma: Arc<dyn Dma>,
     pub(super) ordered: bool,
     pub(super) pool: Pool,
+    /// Buffers that are handed out of the pipeline.
+    pub(super) lent: Pool,
     /// Why nothing is submitted at present.
     pub(super) stalled: Option<Arc<DmaFailure>>,
     max_batch: usize,
@@ -98,7 +100,8 @@ impl Channel {
             max_batch: dma.max_batch().max(1),
             max_in_flight: dma.max_in_flight().max(1),
             dma,
-            pool: Pool::new(me),
+            pool: Pool::new(me, false),
+            lent: Pool::new(me, true),
             stalled: None,
             base: 0,
             queue: VecDeque::new(),
@@ -274,7 +277,9 @@ impl Drop for Channel {
                 "a copy engine is dropped with {} batches under way; its staging memory is left",
                 self.in_flight.len()
             );
-            std::mem::forget(std::mem::replace(&mut self.pool, Pool::new(0)));
+            for pool in [&mut self.pool, &mut self.lent] {
+                std::mem::forget(std::mem::replace(pool, Pool::new(0, false)));
+            }
         }
     }
 }

@@ -5,6 +5,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use doorbell_wire::Width;
+
 use super::{
     Dma, DmaOp,
     channel::{JobId, Op, Role},
@@ -257,6 +259,7 @@ impl DmaCore {
         };
         match &rest.task {
             Task::Atomic(atomic) => add(Some(self.channel(&atomic.dma)), true, false),
+            Task::Word { .. } => add(None, true, false),
             Task::Copy { pieces, .. } => {
                 for piece in (0..).map_while(|i| pieces.get(i)) {
                     match route(&piece.src, &piece.dst, piece.len) {
@@ -286,9 +289,17 @@ impl DmaCore {
 
     /// Puts copies of a job into batches, as far as there is room. `true`: that was all.
     fn put_pieces(&mut self, id: JobId, rest: &mut Rest) -> Result<bool, Arc<DmaFailure>> {
-        let put = match rest.task {
+        let put = match &rest.task {
             Task::Copy { .. } => self.put_copy(id, rest),
             Task::Atomic(_) => self.put_atomic(id, rest),
+            Task::Word { at, new } => {
+                // SAFETY: the word was checked and is valid until the job is retired; nothing before it is under way.
+                let old = unsafe { crate::engine::modify(*at, Width::Eight, new) };
+                if let Some(state) = &mut self.jobs[id as usize] {
+                    state.old = old;
+                }
+                Ok(true)
+            }
         };
         put.map_err(|why| Arc::new(DmaFailure::Engine(why)))
     }

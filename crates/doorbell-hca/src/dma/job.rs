@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use doorbell_wire::Width;
 
-use super::Dma;
+use super::{Buffer, Dma};
 use crate::{mem::Place, raw::Shared};
 
 /// One work request whose bytes a copy engine moves. The ranges have been checked; they stay valid until
@@ -40,8 +40,15 @@ pub enum Work {
         width: Width,
         /// The new value from the old one.
         new: Box<dyn FnOnce(u64) -> u64 + Send>,
-        /// Where the old value goes: in host order for 8 bytes, big-endian for 4 (as mlx5's do).
-        sink: Place,
+        /// Where the old value goes, if not only into [`Event::Completed`]: in host order for 8 bytes, big-endian for 4 (as mlx5's do).
+        sink: Option<Place>,
+    },
+    /// An atomic on eight bytes of host memory, by the CPU when its turn has come. The old value is in [`Event::Completed`].
+    Word {
+        /// The word, aligned.
+        at: Shared<u8>,
+        /// The new value from the old one; called again if the word changed meanwhile.
+        new: Box<dyn Fn(u64) -> u64 + Send>,
     },
 }
 
@@ -184,6 +191,10 @@ pub enum Event {
         cookie: u64,
         /// How it ended.
         result: Result<(), Arc<DmaFailure>>,
+        /// The value before an atomic.
+        old: u64,
+        /// The buffer that the job was given, if it ended well; otherwise the pipeline has it back.
+        buffer: Option<Buffer>,
     },
     /// Nothing of a job is under way any more: its memory may go. Comes for every job once, possibly long after an error.
     Retired {
@@ -228,7 +239,7 @@ impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.work {
             Work::Copy { .. } => "copy",
-            Work::Atomic { .. } => "atomic",
+            Work::Atomic { .. } | Work::Word { .. } => "atomic",
         };
         write!(f, "{what} {:#x} of QP {:#x}", self.cookie, self.qp)
     }

@@ -20,6 +20,8 @@ pub(crate) mod words;
 
 pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Work};
 pub use pipeline::{DmaConfig, DmaCore, DmaCounters, WriteOrder};
+pub(crate) use staging::LARGE;
+pub use staging::Slot as Buffer;
 pub use words::Words;
 
 use std::{any::Any, fmt, os::fd::OwnedFd, ptr::NonNull, sync::Arc};
@@ -81,7 +83,7 @@ pub trait Dma: Send + Sync {
         true
     }
 
-    /// Host memory for staging that the engine reaches, page-locked where that matters.
+    /// Host memory for staging, page-locked where that matters. [`Dma::reaches_host`] is true of it.
     ///
     /// # Errors
     /// Text for the user.

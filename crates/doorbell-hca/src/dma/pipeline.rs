@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Dma, DmaOp,
+    Buffer, Dma, DmaOp,
     atomic::Atomic,
     channel::{Channel, Done, JobId, Op, Role},
     job::{DmaFailure, Event, Job, Pieces, Work},
@@ -112,6 +112,12 @@ impl DmaCore {
 
     /// Takes a job of a QP (a small number: the pipeline keeps a list). Its copies begin with the next [`DmaCore::poll`].
     pub fn start(&mut self, job: Job, now: Instant) {
+        self.start_with(job, None, now);
+    }
+
+    /// As [`DmaCore::start`], for a job that copies to or from a buffer of [`DmaCore::buffer`]. The buffer comes back in
+    /// [`Event::Completed`]; after a failure, or if the job is cancelled, the pipeline keeps it.
+    pub fn start_with(&mut self, job: Job, buffer: Option<Buffer>, now: Instant) {
         let qp = job.qp as usize;
         if self.pipes.len() <= qp {
             self.pipes.resize_with(qp + 1, Pipe::default);
@@ -136,6 +142,8 @@ impl DmaCore {
             rest,
             failed: None,
             hold: job.hold,
+            old: 0,
+            buffer,
             closed: false,
         });
         let pipe = &mut self.pipes[qp];
@@ -145,6 +153,24 @@ impl DmaCore {
         } else if !std::mem::replace(&mut pipe.listed, true) {
             self.waiting.push_back(job.qp);
         }
+    }
+
+    /// A buffer that an engine reaches, for `len` bytes or as many as the largest has. `None`: all are in use.
+    ///
+    /// # Errors
+    /// What the copy engine says when it cannot make them.
+    pub fn buffer(
+        &mut self,
+        dma: &Arc<dyn Dma>,
+        len: u64,
+    ) -> Result<Option<(Buffer, u64)>, String> {
+        let index = self.channel(dma);
+        self.channels[index].lent.take(&**dma, len)
+    }
+
+    /// Takes a buffer back that no job has.
+    pub fn release(&mut self, buffer: Buffer) {
+        self.give(buffer);
     }
 
     /// The QP was reset, destroyed or failed: nothing of it is reported any more but [`Event::Retired`]. Copies under way
@@ -261,7 +287,11 @@ impl DmaCore {
     }
 
     pub(super) fn give(&mut self, slot: Slot) {
-        self.channels[slot.pool()].pool.give(slot);
+        let channel = &mut self.channels[slot.pool()];
+        match slot.is_lent() {
+            true => channel.lent.give(slot),
+            false => channel.pool.give(slot),
+        }
     }
 
     /// Puts a second half into the next batch with room.
@@ -324,14 +354,24 @@ impl DmaCore {
                 Ok(()) => self.counters.completed += 1,
                 Err(_) => pipe.dead = true,
             }
-            let (cookie, hold) = (state.cookie, state.hold);
-            self.events
-                .push_back(Event::Completed { qp, cookie, result });
+            let (cookie, hold, old) = (state.cookie, state.hold, state.old);
+            let buffer = state.buffer.take_if(|_| result.is_ok());
+            self.events.push_back(Event::Completed {
+                qp,
+                cookie,
+                result,
+                old,
+                buffer,
+            });
             state.closed = true;
             if state.ops == 0 {
-                *slot = None;
+                let left = slot.take().and_then(|state| state.buffer);
                 self.free.push(front);
                 self.events.push_back(Event::Retired { hold });
+                if let Some(buffer) = left {
+                    // Of a job that failed: `pipe` ends here, since nothing is reported after it.
+                    return self.give(buffer);
+                }
             }
         }
     }
@@ -342,6 +382,9 @@ impl DmaCore {
         if let Some(state) = slot.take_if(|state| state.closed && state.ops == 0) {
             self.events.push_back(Event::Retired { hold: state.hold });
             self.free.push(id);
+            if let Some(buffer) = state.buffer {
+                self.give(buffer);
+            }
         }
     }
 
@@ -383,6 +426,7 @@ impl Rest {
                 lock: None,
                 written: false,
             }),
+            Work::Word { at, new } => Task::Word { at, new },
         };
         Self {
             task,

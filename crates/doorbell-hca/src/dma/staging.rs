@@ -13,15 +13,17 @@ const CLASSES: [(usize, usize); 3] = [(1 << 10, 2048), (16 << 10, 256), (LARGE, 
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 16), (2 << 10, 4), (LARGE, 2)];
 
 /// Bytes of the largest buffer.
-pub(super) const LARGE: usize = if cfg!(miri) { 4 << 10 } else { 256 << 10 };
+pub(crate) const LARGE: usize = if cfg!(miri) { 4 << 10 } else { 256 << 10 };
 
 /// A buffer that is in use.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub struct Slot {
     addr: usize,
     /// The channel whose pool it belongs to.
     pool: u16,
-    class: u16,
+    /// Of the buffers that are handed out of the pipeline.
+    lent: bool,
+    class: u8,
     index: u32,
 }
 
@@ -31,13 +33,18 @@ impl Slot {
         usize::from(self.pool)
     }
 
+    /// Does it belong to the pool of those that are handed out of the pipeline?
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent
+    }
+
     /// Its address, for the CPU and for the copy engine.
     pub(super) fn addr(&self) -> u64 {
         self.addr as u64
     }
 
     /// Its first byte.
-    pub(super) fn ptr(&self) -> *mut u8 {
+    pub(crate) fn ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 }
@@ -63,14 +70,16 @@ impl Class {
 /// The buffers of one copy engine for one core.
 pub(super) struct Pool {
     me: u16,
+    lent: bool,
     classes: [Class; CLASSES.len()],
 }
 
 impl Pool {
-    /// The pool of channel `me`.
-    pub(super) fn new(me: usize) -> Self {
+    /// The pool of channel `me`. `lent`: of buffers that are handed out of the pipeline, so that those who keep one do not hold up copies.
+    pub(super) fn new(me: usize, lent: bool) -> Self {
         Self {
             me: me as u16,
+            lent,
             classes: CLASSES.map(|(size, count)| Class::new(size, count)),
         }
     }
@@ -102,7 +111,8 @@ impl Pool {
             let slot = Slot {
                 addr: base + index as usize * c.size,
                 pool: self.me,
-                class: class as u16,
+                lent: self.lent,
+                class: class as u8,
                 index,
             };
             (slot, len.min(c.size as u64))
@@ -125,7 +135,7 @@ mod tests {
     fn buffers_are_distinct_and_come_back() {
         let memory = MockMemory::new(64);
         let dma = Mock::new(&memory, 1);
-        let mut pool = Pool::new(0);
+        let mut pool = Pool::new(0, false);
         let mut taken = Vec::new();
         while let Some((slot, len)) = pool.take(&*dma, 8).unwrap() {
             assert_eq!(len, 8);

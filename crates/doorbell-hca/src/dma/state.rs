@@ -6,7 +6,9 @@ use super::{
     atomic::Atomic,
     channel::{Channel, JobId},
     job::{DmaFailure, Pieces, Range, Ranges},
+    staging::Slot,
 };
+use crate::raw::Shared;
 
 pub(super) enum Task {
     Copy {
@@ -16,6 +18,10 @@ pub(super) enum Task {
         offset: u64,
     },
     Atomic(Atomic),
+    Word {
+        at: Shared<u8>,
+        new: Box<dyn Fn(u64) -> u64 + Send>,
+    },
 }
 
 /// Where a job's copies go, found out once.
@@ -51,6 +57,10 @@ pub(super) struct State {
     pub(super) rest: Option<Box<Rest>>,
     pub(super) failed: Option<Arc<DmaFailure>>,
     pub(super) hold: bool,
+    /// The old value of an atomic.
+    pub(super) old: u64,
+    /// What the job's bytes are copied to or from, kept as long as a copy may use it.
+    pub(super) buffer: Option<Slot>,
     /// Everything has been put into batches.
     pub(super) issued: bool,
     /// The engine does not want to hear of it any more.

@@ -563,7 +563,7 @@ pub(super) fn patience(
 ///
 /// # Safety
 /// `word` is mapped and aligned to its width.
-pub(super) unsafe fn modify(word: Shared<u8>, width: Width, new: impl Fn(u64) -> u64) -> u64 {
+pub(crate) unsafe fn modify(word: Shared<u8>, width: Width, new: impl Fn(u64) -> u64) -> u64 {
     match width {
         Width::Eight => {
             // SAFETY: the caller's promise.

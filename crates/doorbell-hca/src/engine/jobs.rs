@@ -9,6 +9,7 @@ use doorbell_wire::{Ctrl, Opcode, Payload, Piece as WqePiece, Remote, Width};
 use super::Cx;
 use super::exec::Step;
 use super::keys::Use;
+use super::lane;
 use super::qp::EngineQp;
 use crate::dma::{Job, Piece, Pieces, Source, Work};
 use crate::fault::Fault;
@@ -92,7 +93,7 @@ impl EngineQp {
                 }
                 Err(fault) => {
                     // What was issued behind it is not reported any more: it counts as not executed.
-                    cx.dma.cancel(cx.slot);
+                    cx.dma.cancel(lane(cx.slot, 0));
                     self.cold.copies.clear();
                     self.exec = issued.at;
                     return Step::Failed(fault, Some(issued.ctrl));
@@ -180,7 +181,7 @@ impl EngineQp {
             dma,
             width,
             new: Box::new(new),
-            sink,
+            sink: Some(sink),
         };
         self.start(cx, ctrl, work, width.bytes(), None);
         Ok(true)
@@ -226,7 +227,7 @@ impl EngineQp {
         let hold = cx.acknowledger.issued();
         cx.dma.start(
             Job {
-                qp: cx.slot,
+                qp: lane(cx.slot, 0),
                 cookie: at,
                 hold,
                 work,

@@ -23,6 +23,7 @@ pub(crate) mod watch;
 
 pub(crate) use control::CoreSlot;
 pub use counters::CoreCounters;
+pub(crate) use exec::modify;
 pub(crate) use qp::EngineQp;
 
 use core::sync::atomic::Ordering;
@@ -59,6 +60,14 @@ const SWEEP_BUSY: (usize, u64) = (8, 8);
 
 /// One QP is looked at for the flight record every so many rounds.
 const WATCH: u64 = 1024;
+
+/// Copies of one QP that have to keep an order go in one lane of the copy pipeline. Over RoCE a QP has two lanes, else one.
+const LANES: u32 = 2;
+
+/// The pipeline's number for a lane of the QP in `slot`.
+fn lane(slot: u32, lane: u32) -> u32 {
+    slot * LANES + lane
+}
 
 /// What a turn needs beside the QP.
 pub(super) struct Cx<'a> {
@@ -213,21 +222,37 @@ impl Core {
             ..
         } = self;
         let mut ended = 0;
+        let mut unused = Vec::new();
         dma.poll(Instant::now(), |event| match event {
             dma::Event::Retired { hold } => acknowledger.retired(hold),
-            dma::Event::Completed { qp, cookie, result } => {
-                let Some(qp) = qps.get_mut(qp as usize).and_then(|q| q.as_deref_mut()) else {
+            dma::Event::Completed {
+                qp,
+                cookie,
+                result,
+                old,
+                buffer,
+            } => {
+                let (slot, lane) = ((qp / LANES) as usize, qp % LANES);
+                let Some(qp) = qps.get_mut(slot).and_then(|q| q.as_deref_mut()) else {
+                    unused.extend(buffer);
                     return;
                 };
                 ended += 1;
-                let result = result.map_err(|reason| {
+                if let Err(reason) = &result {
                     let (qpn, reason) = (qp.qpn(), reason.to_string());
                     inner.events.push(crate::Event::CopyFailed { qpn, reason });
-                    Fault::DmaFailed
-                });
-                qp.cold.copies.finished(cookie, result);
+                }
+                if matches!(qp.cold.target, Target::Roce(_)) {
+                    unused.extend(qp.staged_ended(lane, cookie, &result, old, buffer));
+                } else {
+                    let result = result.map_err(|_| Fault::DmaFailed);
+                    qp.cold.copies.finished(cookie, result);
+                }
             }
         });
+        for buffer in unused {
+            dma.release(buffer);
+        }
         ended
     }
 
@@ -393,6 +418,11 @@ impl Core {
             qp.cold.quiet = true;
         }
         self.abandon(inner, slot, Fault::Destroyed);
+        let Self { qps, dma, .. } = self;
+        if let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) {
+            // Also of one that had failed before.
+            qp.unstage(dma, slot);
+        }
         let shared = &self.qp(slot)?.cold.shared;
         if let Some(recv) = &shared.recv {
             recv.lock()
@@ -652,7 +682,7 @@ impl EngineQp {
     /// Copies under way are not reported any more; their WQEs count as not executed.
     fn drop_copies(&mut self, dma: &mut DmaCore, slot: u32) {
         if let Some(oldest) = self.cold.copies.oldest() {
-            dma.cancel(slot);
+            dma.cancel(lane(slot, 0));
             self.cold.copies.clear();
             self.exec = oldest;
         }
@@ -660,6 +690,7 @@ impl EngineQp {
             self.cold.flight.clear();
             self.exec = oldest;
         }
+        self.unstage(dma, slot);
     }
 
     /// After a panic: error CQEs for whatever was rung, so that pollers of the CQ end too.

@@ -116,6 +116,8 @@ pub(super) struct ColdQp {
     /// WQEs that are on their way as packets.
     pub(super) flight: super::roce::Flight,
     pub(super) script: Option<Box<super::script::QpScript>>,
+    /// Copies of a connection's memory, if a copy engine has some to make.
+    pub(super) staged: Option<Box<super::roce::Staged>>,
 }
 
 // SAFETY: the raw pointers inside are addresses of registered memory (see `keys`), used only by the core that owns the QP.
@@ -194,6 +196,7 @@ impl EngineQp {
                 holding: None,
                 flight: super::roce::Flight::default(),
                 script: None,
+                staged: None,
             }),
         };
         // SAFETY: the caller's promise: mapped, and nobody uses it yet.

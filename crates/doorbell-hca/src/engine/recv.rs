@@ -1,6 +1,7 @@
 //! The receive side of a QP: count receives, consume one, write its CQE.
 //! Initiators on any core deliver here, one at a time (try-lock). A WRITE with immediate consumes a receive at once and does not use its
 //! memory, as it carries its own address. A SEND *takes* a receive, fills its memory, and completes it; meanwhile nobody else gets one.
+//! Messages that come in packets take theirs one after the other too, but where a copy engine fills them, several wait to be completed.
 
 use doorbell_roce::Refusal;
 use doorbell_wire::cqe::Kind;
@@ -10,7 +11,6 @@ use doorbell_wire::{Chunk, Local, Qpn};
 use super::cq::CqWriter;
 use super::qp::Target;
 use super::script::RecvScript;
-use crate::copy::write;
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::RqConfig;
@@ -30,6 +30,12 @@ pub(crate) struct RecvQueue {
     ci: u64,
     /// The pieces of memory of the receive that a SEND is filling.
     taken: Option<Vec<Local>>,
+    /// It was taken by a message that comes in packets.
+    packets: bool,
+    /// Receives before that one, from `ci` on, that are filled and wait to be completed.
+    filled: u64,
+    /// The one behind those is to complete in error, with this.
+    refused: Option<Fault>,
     /// Counts what was taken: who comes back late finds another number.
     serial: u64,
     /// Does the memory still belong to us? Closed before it is let go, by whoever holds the lock around this queue.
@@ -45,6 +51,9 @@ impl RecvQueue {
             pi: 0,
             ci: 0,
             taken: None,
+            packets: false,
+            filled: 0,
+            refused: None,
             serial: 0,
             open: true,
             script: None,
@@ -60,6 +69,7 @@ impl RecvQueue {
         if let Some(script) = &mut self.script {
             script.restart();
         }
+        (self.filled, self.refused) = (0, None);
         // SAFETY: the caller's promise.
         unsafe {
             self.config.record.store_release(0);
@@ -103,14 +113,35 @@ impl RecvQueue {
     /// # Safety
     /// As for [`Self::deliver`].
     unsafe fn has_one(&mut self) -> bool {
-        if !self.open || self.taken.is_some() {
+        if !self.open || self.taken.is_some() || self.refused.is_some() {
             return false;
         }
-        if self.pi == self.ci {
+        let next = self.ci + self.filled;
+        if self.pi == next {
             // SAFETY: the caller's promise.
             unsafe { self.refresh() };
         }
-        self.pi != self.ci
+        self.pi != next
+    }
+
+    /// As [`Self::take`], for messages that come in packets: the one before, whose bytes have all been handed over, may still wait to be
+    /// completed.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn take_next(&mut self) -> bool {
+        let before = self.taken.take_if(|_| self.packets);
+        self.filled += u64::from(before.is_some());
+        // SAFETY: the caller's promise.
+        if unsafe { self.take() } {
+            self.packets = true;
+            return true;
+        }
+        if before.is_some() {
+            self.filled -= 1;
+            self.taken = before;
+        }
+        false
     }
 
     /// Takes the next posted receive for a message; `false` if there is none, or it is taken. Its WQE is read here, once.
@@ -124,7 +155,7 @@ impl RecvQueue {
         }
         let entries = 1u64 << self.config.log_entries;
         let stride = u64::from(self.config.stride);
-        let at = (self.ci & (entries - 1)) * stride;
+        let at = ((self.ci + self.filled) & (entries - 1)) * stride;
         let mut pieces = Vec::new();
         for i in 0..stride / 16 {
             // SAFETY: the entry is one of the ring's, the chunk inside its stride; both are aligned to 16 bytes.
@@ -141,6 +172,7 @@ impl RecvQueue {
             }
         }
         self.taken = Some(pieces);
+        self.packets = false;
         self.serial += 1;
         true
     }
@@ -165,16 +197,16 @@ impl RecvQueue {
         self.taken = None;
     }
 
-    /// Puts bytes of a message that comes in packets into the receive that was taken; `offset` is where they are in the message. `find` says
-    /// where the memory of a piece is. What does not fit, or may not be written, completes the receive in error.
+    /// Puts bytes of a message that comes in packets into the receive that was taken; `offset` is where they are in the message. `put` puts
+    /// some of them so far behind the beginning of a piece. What does not fit, or may not be written, completes the receive in error.
     ///
     /// # Safety
-    /// As for [`Self::deliver`]; what `find` returns is writable for the piece's length during this call.
+    /// As for [`Self::deliver`].
     pub(crate) unsafe fn scatter(
         &mut self,
         offset: u32,
         bytes: &[u8],
-        find: impl Fn(&Local) -> Result<Shared<u8>, Fault>,
+        mut put: impl FnMut(&Local, u64, &[u8]) -> Result<(), Fault>,
     ) -> Result<(), Refusal> {
         let Some(pieces) = self.taken.as_deref().filter(|_| self.open) else {
             return Err(Refusal::Operational);
@@ -191,13 +223,9 @@ impl RecvQueue {
                 break;
             }
             let (now, later) = rest.split_at(((size - skip) as usize).min(rest.len()));
-            match find(piece) {
-                // SAFETY: `skip + now.len()` is at most the piece's length, which the caller promises.
-                Ok(to) => unsafe { write(to.byte_add(skip as usize).as_ptr(), now) },
-                Err(fault) => {
-                    failed = Some((fault, Refusal::Operational));
-                    break;
-                }
+            if let Err(fault) = put(piece, skip, now) {
+                failed = Some((fault, Refusal::Operational));
+                break;
             }
             (skip, rest) = (0, later);
         }
@@ -212,13 +240,17 @@ impl RecvQueue {
         Err(refusal)
     }
 
-    /// Completes the receive that was taken, by a WRITE with immediate (`write`) or a SEND.
+    /// Completes the oldest receive that was taken, by a WRITE with immediate (`write`) or a SEND.
     ///
     /// # Safety
     /// As for [`Self::deliver`].
     pub(crate) unsafe fn complete(&mut self, write: bool, imm: Option<u32>, byte_cnt: u32) {
-        if !self.open || self.taken.take().is_none() {
+        if !self.open || !(self.filled > 0 || self.taken.is_some()) {
             return;
+        }
+        match self.filled.checked_sub(1) {
+            Some(left) => self.filled = left,
+            None => self.taken = None,
         }
         let kind = match (write, imm) {
             (true, _) => Kind::ResponderWriteImm,
@@ -242,6 +274,10 @@ impl RecvQueue {
             Some(script) => script.cqe(at, self.cq, write),
         }
         self.ci += 1;
+        if let (0, Some(fault)) = (self.filled, self.refused) {
+            // SAFETY: the caller's promise.
+            unsafe { self.fault(fault) };
+        }
     }
 
     /// A script's completions whose time has come.
@@ -268,6 +304,19 @@ impl RecvQueue {
         if !self.open || self.taken.take().is_none() {
             return;
         }
+        self.refused = Some(fault);
+        if self.filled == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { self.fault(fault) };
+        }
+    }
+
+    /// The error CQE of the next receive.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    unsafe fn fault(&mut self, fault: Fault) {
+        self.refused = None;
         let (at, row) = (self.ci, fault.row());
         // SAFETY: the caller's promise.
         unsafe {
@@ -294,8 +343,13 @@ impl RecvQueue {
         // SAFETY: the caller's promise.
         unsafe { self.refresh() };
         self.taken = None;
-        let row = Fault::Flushed.row();
+        let refused = self.refused.take().map(|f| (self.ci + self.filled, f));
+        self.filled = 0;
         while self.ci != self.pi {
+            let row = match refused {
+                Some((at, fault)) if at == self.ci => fault.row(),
+                _ => Fault::Flushed.row(),
+            };
             // SAFETY: the caller's promise.
             unsafe {
                 self.cq.error(

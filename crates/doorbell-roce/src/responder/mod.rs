@@ -77,6 +77,8 @@ pub(crate) struct Responder {
     received: VecDeque<(u64, Received)>,
     /// The newest ticket of anything written here.
     ticket: u64,
+    /// Tickets that have not settled, each with the first packet that waits for it.
+    unsettled: VecDeque<(u64, Psn)>,
     /// A request was refused, with this. Nothing new is carried out, but what was is still answered, and so is whoever missed the NAK.
     stopped: Option<NakCode>,
 }
@@ -97,6 +99,7 @@ impl Responder {
             replies: Replies::new(config),
             received: VecDeque::new(),
             ticket: 0,
+            unsettled: VecDeque::new(),
             stopped: None,
         }
     }
@@ -154,7 +157,13 @@ impl Responder {
     }
 
     fn refuse(&mut self, refusal: Refusal, psn: Psn, counters: &mut Counters) {
-        let code = match refusal {
+        let code = self.count(refusal, counters);
+        self.acknowledge(AethKind::Nak(code), psn);
+        self.stopped = Some(code);
+    }
+
+    fn count(&self, refusal: Refusal, counters: &mut Counters) -> NakCode {
+        match refusal {
             Refusal::Access => {
                 counters.resp_remote_access_errors += 1;
                 NakCode::RemoteAccess
@@ -167,9 +176,29 @@ impl Responder {
                 counters.resp_remote_operational_errors += 1;
                 NakCode::RemoteOperational
             }
-        };
-        self.acknowledge(AethKind::Nak(code), psn);
+        }
+    }
+
+    /// A request that was taken turned out to be impossible: it is refused, and everything after it was never here. What is said about
+    /// requests before it has settled, or does so by itself.
+    fn take_back(&mut self, settled: u64, refusal: Refusal, psn: Psn, counters: &mut Counters) {
+        let code = self.count(refusal, counters);
+        self.replies
+            .end(settled, psn, self.msn, AethKind::Nak(code));
+        self.received.retain(|(ticket, _)| *ticket <= settled);
+        self.unsettled.clear();
+        self.ticket = self.ticket.min(settled);
+        self.current = None;
+        self.expected = psn;
         self.stopped = Some(code);
+    }
+
+    /// What was written and has not settled never will: the peer is told so, where there is an answer.
+    pub(crate) fn lost(&mut self, settled: u64, counters: &mut Counters) {
+        let first = self.unsettled.iter().find(|(ticket, _)| *ticket > settled);
+        if let (Some(&(_, psn)), None) = (first, self.stopped) {
+            self.take_back(settled, Refusal::Operational, psn, counters);
+        }
     }
 
     fn acknowledge(&mut self, kind: AethKind, psn: Psn) {
@@ -266,7 +295,12 @@ impl Responder {
             };
             match done {
                 Ok(Status::Now) => {}
-                Ok(Status::Later(ticket)) => self.ticket = self.ticket.max(ticket),
+                Ok(Status::Later(ticket)) => {
+                    if ticket > self.ticket {
+                        self.ticket = ticket;
+                        self.unsettled.push_back((ticket, packet.bth.psn));
+                    }
+                }
                 Err(refusal) => {
                     if write && current.holds_receive {
                         memory.unreceive();
@@ -464,10 +498,13 @@ impl Responder {
 
     /// Completes the receives whose data has settled.
     pub(crate) fn settle(&mut self, memory: &mut impl Memory) {
-        let Some(&(ticket, _)) = self.received.front() else {
+        if self.received.is_empty() && self.unsettled.is_empty() {
             return;
-        };
-        let settled = if ticket > 0 { memory.settled() } else { 0 };
+        }
+        let settled = if self.ticket > 0 { memory.settled() } else { 0 };
+        while self.unsettled.front().is_some_and(|(t, _)| *t <= settled) {
+            self.unsettled.pop_front();
+        }
         while let Some(&(ticket, received)) = self.received.front() {
             if ticket > settled {
                 break;
@@ -491,10 +528,13 @@ impl Responder {
         {
             Ok(len) => len,
             Err((refusal, psn)) => {
-                if self.stopped.is_none() {
-                    self.refuse(refusal, psn, counters);
-                    // The NAK is for this request, so this is where the order stands.
-                    self.expected = psn;
+                match self.stopped {
+                    None => {
+                        let settled = if self.ticket > 0 { memory.settled() } else { 0 };
+                        self.replies.clear();
+                        self.take_back(settled, refusal, psn, counters);
+                    }
+                    Some(_) => self.replies.skip(),
                 }
                 None
             }

@@ -83,6 +83,25 @@ impl Replies {
         self.queue.is_empty()
     }
 
+    /// Forgets everything that is to be said.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+        self.open.clear();
+    }
+
+    /// Forgets the first.
+    pub(super) fn skip(&mut self) {
+        self.done();
+    }
+
+    /// Forgets what comes after `settled`, and says why as the last thing.
+    pub(super) fn end(&mut self, settled: u64, psn: Psn, msn: u32, kind: AethKind) {
+        self.queue.retain(|(ticket, _)| *ticket <= settled);
+        self.open.clear();
+        self.queue
+            .push_back((0, Reply::Acknowledge { psn, msn, kind }));
+    }
+
     /// READs and atomics not yet answered.
     pub(super) fn answers(&self) -> usize {
         self.open.len()
@@ -133,7 +152,7 @@ impl Replies {
         self.queue[place].1 = reply;
     }
 
-    /// Writes the next packet. An error names the request that has to be refused; nothing was written then.
+    /// Writes the next packet. An error names the request that has to be refused, the first of the queue; nothing was written then.
     pub(super) fn transmit(
         &mut self,
         memory: &mut impl Memory,
@@ -173,10 +192,7 @@ impl Replies {
                 if slot.1.is_none() {
                     match memory.atomic_result(id) {
                         Ok(value) => slot.1 = value,
-                        Err(refusal) => {
-                            self.done();
-                            return Err((refusal, psn));
-                        }
+                        Err(refusal) => return Err((refusal, psn)),
                     }
                 }
                 let Some(value) = slot.1 else {
@@ -245,13 +261,10 @@ impl Replies {
         }
         if size > 0 {
             let from = va.wrapping_add(u64::from(offset));
-            match memory.read(rkey, from, &mut out[start..body]) {
+            match memory.read(rkey, from, len - offset, &mut out[start..body]) {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(refusal) => {
-                    self.done();
-                    return Err((refusal, psn));
-                }
+                Err(refusal) => return Err((refusal, psn)),
             }
         }
         header.emit(out);

@@ -79,7 +79,7 @@ impl Memory for Buffer {
         Ok(Status::Now)
     }
 
-    fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal> {
+    fn read(&mut self, rkey: u32, va: u64, _: u32, out: &mut [u8]) -> Result<bool, Refusal> {
         let at = self.range(rkey, va, out.len())?;
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         Ok(true)

@@ -123,7 +123,7 @@ impl Memory for Host {
         Ok(self.status())
     }
 
-    fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal> {
+    fn read(&mut self, rkey: u32, va: u64, _: u32, out: &mut [u8]) -> Result<bool, Refusal> {
         let at = self.at(rkey, va, out.len())?;
         out.copy_from_slice(&self.region[at..at + out.len()]);
         Ok(self.ready)

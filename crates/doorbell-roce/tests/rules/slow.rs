@@ -2,7 +2,7 @@
 
 use super::rig::*;
 use doorbell_roce::Event;
-use doorbell_wire::roce::{Packet, Place};
+use doorbell_wire::roce::{NakCode, Packet, Place};
 
 /// The acknowledgement, and so the peer's completion, waits for the bytes; those that are there are acknowledged meanwhile.
 #[test]
@@ -78,4 +78,42 @@ fn a_read_is_complete_when_its_bytes_are_there() {
     assert_eq!(rig.events(), []);
     rig.host.settled = 2;
     assert_eq!(rig.events(), [Event::Done { through: 0 }]);
+}
+
+/// What failed after it was taken is refused, with everything behind it; what settled before is acknowledged first, and receives whose
+/// bytes are lost do not complete.
+#[test]
+fn what_is_lost_later_is_refused() {
+    for settled in 0..4 {
+        let mut rig = Rig::new();
+        rig.host.slow = true;
+        rig.host.receives = 2;
+        rig.give(&write(THEIRS, 0, &[1; 8]));
+        rig.give(&send(THEIRS + 1, Place::Only, b"lost"));
+        rig.give(&write(THEIRS + 2, 8, &[2; 8]));
+        rig.give(&read(THEIRS + 3, 0, 8));
+        rig.host.settled = settled.min(2);
+        if settled == 3 {
+            // All but the last write.
+            rig.events();
+        }
+        rig.connection.lost(settled.min(2));
+        let acks = rig.acks();
+        let nak = nak(NakCode::RemoteOperational);
+        match settled {
+            0 => assert_eq!(acks, [(nak, THEIRS, 4)]),
+            1 => assert_eq!(acks, [(ACK, THEIRS, 1), (nak, THEIRS + 1, 4)]),
+            _ => assert_eq!(acks, [(ACK, THEIRS + 1, 2), (nak, THEIRS + 2, 4)]),
+        }
+        assert_eq!(rig.host.received.len(), usize::from(settled >= 2));
+        assert_eq!(rig.events(), [Event::Stopped]);
+        // It stays so: nothing new is carried out, and whoever missed the refusal hears it again.
+        let at = THEIRS + settled.min(2) as u32;
+        rig.give(&write(at, 0, &[3; 8]));
+        assert_eq!(rig.acks().last().map(|a| (a.0, a.1)), Some((nak, at)));
+        assert_eq!(rig.connection.counters().resp_remote_operational_errors, 1);
+        // Said once is enough.
+        rig.connection.lost(0);
+        assert_eq!(rig.acks(), []);
+    }
 }

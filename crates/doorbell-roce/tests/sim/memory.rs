@@ -195,7 +195,7 @@ impl Memory for Host {
         }))
     }
 
-    fn read(&mut self, rkey: u32, va: u64, out: &mut [u8]) -> Result<bool, Refusal> {
+    fn read(&mut self, rkey: u32, va: u64, _: u32, out: &mut [u8]) -> Result<bool, Refusal> {
         let at = self.range(rkey, va, out.len(), Access::Read)?;
         if self.slowness > 0 && self.random.one_in(8) {
             return Ok(false);

@@ -108,6 +108,7 @@ impl RoceSettings {
             let strangers = [
                 ("unknown_qp", counters.strangers.unknown_qp),
                 ("wrong_source", counters.strangers.wrong_source),
+                ("memory_behind", counters.strangers.memory_behind),
                 ("malformed", counters.strangers.malformed),
             ];
             for (name, count) in counters.port.iter().chain(strangers) {

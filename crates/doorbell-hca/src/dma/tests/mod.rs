@@ -73,9 +73,9 @@ impl Rig {
         self.now += self.step;
         let (completed, retired) = (&mut self.completed, &mut self.retired);
         self.core.poll(self.now, |event| match event {
-            Event::Completed { qp, cookie, result } => {
-                completed.entry(qp).or_default().push_back((cookie, result))
-            }
+            Event::Completed {
+                qp, cookie, result, ..
+            } => completed.entry(qp).or_default().push_back((cookie, result)),
             Event::Retired { hold } => retired[usize::from(hold)] += 1,
         });
     }
@@ -290,7 +290,7 @@ fn add(dma: &Arc<Mock>, addr: u64, by: u64, width: Width, sink: Place) -> Work {
         dma: dma.clone(),
         width,
         new: Box::new(move |old| old.wrapping_add(by)),
-        sink,
+        sink: Some(sink),
     }
 }
 
@@ -363,7 +363,7 @@ fn atomics_have_their_width_and_their_sink() {
                 dma: dma.clone(),
                 width: Width::Eight,
                 new: swap,
-                sink,
+                sink: Some(sink),
             },
         );
         rig.drain();
@@ -429,7 +429,7 @@ fn small_copies_use_a_mapping_of_device_memory_in_their_turn() {
             dma: dma.clone(),
             width: Width::Eight,
             new,
-            sink: host(&mut old),
+            sink: Some(host(&mut old)),
         },
     );
     rig.poll();

@@ -67,6 +67,8 @@ pub(super) struct InFlight {
     pub(super) bytes: Bytes,
     /// Nothing of it is sent.
     pub(super) local: bool,
+    /// Its bytes are sent, not what comes back.
+    pub(super) source: bool,
 }
 
 /// WQEs under way, oldest first.
@@ -104,6 +106,30 @@ impl Flight {
     pub(super) fn find(&self, token: u64) -> Option<&InFlight> {
         let at = self.queue.partition_point(|f| f.at < token);
         self.queue.get(at).filter(|f| f.at == token)
+    }
+
+    /// The first bytes in local memory that are to be sent from byte `offset` of that message, or of a later one, on: of which message, where
+    /// (as far as its piece goes), and where in the message.
+    pub(super) fn source_from(&self, token: u64, offset: u64) -> Option<(u64, (Local, u64))> {
+        let first = self.queue.partition_point(|f| f.at < token);
+        for one in self.queue.iter().skip(first).filter(|f| f.source) {
+            let from = if one.at == token { offset } else { 0 };
+            let mut start = 0;
+            for piece in one.bytes.pieces() {
+                let end = start + u64::from(piece.len);
+                if from < end {
+                    let skip = from.saturating_sub(start);
+                    let part = Local {
+                        len: (u64::from(piece.len) - skip) as u32,
+                        addr: piece.addr.wrapping_add(skip),
+                        ..*piece
+                    };
+                    return Some((one.at, (part, start + skip)));
+                }
+                start = end;
+            }
+        }
+        None
     }
 
     /// Takes the oldest if it is complete: up to `through`, and what has no packets.

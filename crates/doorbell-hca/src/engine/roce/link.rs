@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use doorbell_port::{Path, PathRequest, Port};
 use doorbell_roce::{Connection, Message, Op, PostError};
+use doorbell_wire::roce::Transport;
 use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
 
 use super::flight::{Bytes, Flight, InFlight, LIMIT};
@@ -15,8 +16,7 @@ use crate::engine::keys::Use;
 use crate::engine::qp::{ColdQp, EngineQp, Park, Target};
 use crate::error::{HcaError, Result};
 use crate::fault::Fault;
-use crate::hca::Inner;
-use crate::mem::{Access, Place};
+use crate::mem::Access;
 use crate::roce::{RoceTarget, plain};
 
 /// How long finding the way to a peer may take (address resolution).
@@ -32,6 +32,8 @@ pub(crate) struct Link {
     /// Number of its queue pair.
     pub(in crate::engine) peer_qpn: u32,
     pub(super) access: Access,
+    /// Nobody is told what became of a request.
+    pub(super) unreliable: bool,
 }
 
 impl Link {
@@ -64,21 +66,26 @@ impl Link {
             peer: plain(target.peer.ip()),
             peer_qpn: target.connection.dest_qpn,
             access: target.access,
+            unreliable: config.transport == Transport::Uc,
         })
     }
 }
 
 impl ColdQp {
     /// The connection of a QP that has one, and the memory behind it.
-    pub(super) fn link<'a>(&'a mut self, inner: &'a Inner) -> Option<(&'a mut Link, QpMemory<'a>)> {
+    pub(super) fn link<'a, 'c>(
+        &'a mut self,
+        cx: &'a mut Cx<'c>,
+    ) -> Option<(&'a mut Link, QpMemory<'a, 'c>)> {
         let Target::Roce(link) = &mut self.target else {
             return None;
         };
         let memory = QpMemory {
-            inner,
+            cx,
             shared: &self.shared,
             flight: &self.flight,
             access: link.access,
+            staged: &mut self.staged,
         };
         Some((link, memory))
     }
@@ -199,6 +206,7 @@ impl EngineQp {
             byte_cnt: len,
             bytes,
             local: false,
+            source: !op.is_read_like(),
         });
         Ok(Outcome::Issued)
     }
@@ -220,16 +228,9 @@ impl EngineQp {
             byte_cnt,
             bytes: Bytes::Nothing,
             local: true,
+            source: false,
         });
         Outcome::Issued
-    }
-
-    /// A local piece in host memory, checked.
-    fn host(&mut self, cx: &mut Cx<'_>, usage: Use, piece: Local) -> Result<(), Fault> {
-        match self.locate(cx, usage, piece.key, piece.addr, u64::from(piece.len))? {
-            Place::Host(_) => Ok(()),
-            Place::Device { .. } => Err(Fault::Unsupported),
-        }
     }
 
     /// Where the old value of an atomic goes.
@@ -237,7 +238,7 @@ impl EngineQp {
         if local.len != 8 {
             return Err(Fault::BadLength);
         }
-        self.host(cx, Use::Sink, local)?;
+        self.locate(cx, Use::Sink, local.key, local.addr, 8)?;
         Ok(Bytes::One(local))
     }
 
@@ -263,7 +264,7 @@ impl EngineQp {
                 // A piece of no bytes opens no key.
                 Piece::Local(local) if local.len == 0 => {}
                 Piece::Local(local) => {
-                    self.host(cx, usage, local)?;
+                    self.locate(cx, usage, local.key, local.addr, u64::from(local.len))?;
                     match one.replace(local) {
                         None => {}
                         Some(before) => many.push(before),

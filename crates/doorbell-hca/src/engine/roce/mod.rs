@@ -8,11 +8,15 @@
 //! what was held back for company would then never leave.
 
 mod flight;
+mod inward;
 mod link;
 mod memory;
+mod outward;
+mod staged;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 use std::time::Instant;
 
 use doorbell_port::{Port, RecvBatch, SendBatch};
@@ -21,8 +25,12 @@ use doorbell_wire::roce::{Bth, Packet};
 
 pub(super) use flight::Flight;
 pub(crate) use link::Link;
+use staged::Ended;
+pub(super) use staged::Staged;
 
+use super::Cx;
 use super::qp::{EngineQp, Target};
+use crate::dma::{Buffer, DmaCore, DmaFailure};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
@@ -75,6 +83,10 @@ pub(crate) struct CorePort {
     routes: HashMap<u32, u32, BuildHasherDefault<QpnHash>>,
     /// Slots and numbers of connected queue pairs.
     links: Vec<(u32, u32)>,
+    /// Slots of queue pairs that gather what arrived; for the time of a round.
+    gathering: Vec<u32>,
+    /// A queue pair found no buffer for what it is to fetch.
+    hungry: bool,
     /// Whose turn to send comes first.
     first: usize,
     epoch: Instant,
@@ -101,6 +113,8 @@ impl CorePort {
             tx: SendBatch::new(),
             routes: HashMap::default(),
             links: Vec::new(),
+            gathering: Vec::new(),
+            hungry: false,
             first: 0,
             epoch: Instant::now(),
             strangers: StrangerCounters::default(),
@@ -142,7 +156,7 @@ impl CorePort {
     }
 
     /// Gives packets that arrived to their connections. Returns how many there were.
-    fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner) -> u64 {
+    fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>) -> u64 {
         let mut taken = 0;
         if self.down.is_some() {
             return 0;
@@ -157,20 +171,21 @@ impl CorePort {
                 }
             };
             taken += came as u64;
-            if self.link_is_down(inner) {
+            if self.link_is_down(cx.inner) {
                 continue;
             }
             let now = self.now();
             for packet in self.rx.iter() {
                 let qp = Bth::peek_dest_qp(packet.bytes)
                     .and_then(|qpn| self.routes.get(&qpn))
-                    .and_then(|&slot| qps.get_mut(slot as usize)?.as_deref_mut());
-                let Some(qp) = qp else {
+                    .and_then(|&slot| Some((slot, qps.get_mut(slot as usize)?.as_deref_mut()?)));
+                let Some((slot, qp)) = qp else {
                     self.strangers.unknown_qp += 1;
                     continue;
                 };
+                cx.slot = slot;
                 let state = qp.cold.shared.state();
-                let Some((link, mut memory)) = qp.cold.link(inner) else {
+                let Some((link, mut memory)) = qp.cold.link(cx) else {
                     self.strangers.unknown_qp += 1;
                     continue;
                 };
@@ -181,8 +196,15 @@ impl CorePort {
                 } else {
                     match Packet::parse(packet.bytes) {
                         Ok(parsed) => {
+                            if !parsed.payload.is_empty() && memory.is_far_behind() {
+                                self.strangers.memory_behind += 1;
+                                continue;
+                            }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
+                            if memory.is_gathering() && self.gathering.last() != Some(&slot) {
+                                self.gathering.push(slot);
+                            }
                         }
                         Err(_) => self.strangers.malformed += 1,
                     }
@@ -192,21 +214,28 @@ impl CorePort {
                 break;
             }
         }
+        for slot in self.gathering.drain(..) {
+            cx.slot = slot;
+            let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
+            if let Some((_, mut memory)) = qp.and_then(|qp| qp.cold.link(cx)) {
+                memory.flush();
+            }
+        }
         taken
     }
 
     /// One round. `posted`: queue pairs may have posted something.
-    fn turn(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner, posted: bool) -> u64 {
+    fn turn(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>, posted: bool) -> u64 {
         let mut done = 0;
         if posted {
-            done += self.drive(qps, inner, Stage::Posted);
+            done += self.drive(qps, cx, Stage::Posted);
         }
-        done += self.receive(qps, inner);
-        done + self.drive(qps, inner, Stage::Heard)
+        done += self.receive(qps, cx);
+        done + self.drive(qps, cx, Stage::Heard)
     }
 
     /// Asks every connection for what became of its messages and for its packets, and sends those. Returns how much there was.
-    fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], inner: &Inner, stage: Stage) -> u64 {
+    fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>, stage: Stage) -> u64 {
         let now = self.now();
         let mut done = 0;
         let mut i = 0;
@@ -225,32 +254,42 @@ impl CorePort {
             } else {
                 self.links.swap_remove(i);
                 self.routes.remove(&qpn);
+                if let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) {
+                    qp.unstage(cx.dma, slot);
+                }
             }
         }
         self.first = (self.first + 1) % self.links.len().max(1);
+        let mut hungry = false;
         for n in 0..self.links.len() {
             let (slot, _) = self.links[(self.first + n) % self.links.len()];
             let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
                 continue;
             };
+            cx.slot = slot;
             if let Some(reason) = &self.down {
                 tracing::error!(qpn = %qp.qpn(), "the RoCE port failed: {reason}");
-                qp.fail_flight(inner, Fault::PortDown);
+                qp.fail_flight(cx.inner, Fault::PortDown);
                 done += 1;
                 continue;
             }
-            done += self.send_of(qp, inner, now, stage);
-            done += qp.reap(inner);
+            let sent = self.send_of(qp, cx, now, stage);
+            done += sent + qp.reap(cx);
+            if qp.cold.staged.is_some() {
+                hungry |= qp.look_after_copies(cx, sent == 0 && self.hungry);
+            }
         }
+        self.hungry = hungry;
         if !self.tx.is_empty() {
-            self.flush(inner);
+            self.flush(cx.inner);
         }
         done
     }
 
     /// The packets of one connection into the batch.
-    fn send_of(&mut self, qp: &mut EngineQp, inner: &Inner, now: u64, stage: Stage) -> u64 {
-        let Some((link, mut memory)) = qp.cold.link(inner) else {
+    fn send_of(&mut self, qp: &mut EngineQp, cx: &mut Cx<'_>, now: u64, stage: Stage) -> u64 {
+        let inner = cx.inner;
+        let Some((link, mut memory)) = qp.cold.link(cx) else {
             return 0;
         };
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
@@ -302,9 +341,9 @@ impl CorePort {
 
 impl EngineQp {
     /// Completes WQEs whose messages the peer has acknowledged, and fails the QP if one failed. Returns how many there were.
-    fn reap(&mut self, inner: &Inner) -> u64 {
+    fn reap(&mut self, cx: &mut Cx<'_>) -> u64 {
         let mut done = 0;
-        while let Some((link, mut memory)) = self.cold.link(inner) {
+        while let Some((link, mut memory)) = self.cold.link(cx) {
             let Some(event) = link.connection.poll_event(&mut memory) else {
                 break;
             };
@@ -324,11 +363,17 @@ impl EngineQp {
                         // It follows the one that failed, which ended the QP.
                         Failure::Flushed => Fault::Flushed,
                     };
-                    self.fail_flight(inner, fault);
+                    self.fail_flight(cx.inner, fault);
                     break;
                 }
                 Event::Stopped => {
-                    self.fail_flight(inner, Fault::PeerRefused);
+                    let lost = self.cold.staged.as_ref().is_some_and(|s| s.has_failed());
+                    let fault = if lost {
+                        Fault::DmaFailed
+                    } else {
+                        Fault::PeerRefused
+                    };
+                    self.fail_flight(cx.inner, fault);
                     break;
                 }
             }
@@ -344,6 +389,59 @@ impl EngineQp {
         while let Some(one) = self.cold.flight.pop_done(through) {
             let sop = self.cq.sop(one.ctrl.opcode);
             self.complete(one.at, sop, one.ctrl.signalled(), one.byte_cnt);
+        }
+    }
+
+    /// A copy of the connection's memory ended. Returns a buffer that nobody needs.
+    pub(super) fn staged_ended(
+        &mut self,
+        lane: u32,
+        cookie: u64,
+        result: &Result<(), Arc<DmaFailure>>,
+        old: u64,
+        buffer: Option<Buffer>,
+    ) -> Option<Buffer> {
+        let Some(staged) = &mut self.cold.staged else {
+            return buffer;
+        };
+        let (ended, buffer) = staged.ended(lane, cookie, result, old, buffer);
+        if let (Ended::Lost { settled }, Target::Roce(link)) = (ended, &mut self.cold.target) {
+            link.connection.lost(settled);
+        }
+        buffer
+    }
+
+    /// After packets: fetches ahead, lets go of what is complete, and ends the queue pair whose copies failed where the connection does not
+    /// learn of it. `spare`: others need buffers, and this one has sent nothing. Returns whether it needs some.
+    fn look_after_copies(&mut self, cx: &mut Cx<'_>, spare: bool) -> bool {
+        let oldest = self.cold.flight.oldest().unwrap_or(u64::MAX);
+        let Some(staged) = &mut self.cold.staged else {
+            return false;
+        };
+        let unreliable = matches!(&self.cold.target, Target::Roce(link) if link.unreliable);
+        if staged.inward.answer_failed() || (staged.has_failed() && unreliable) {
+            self.fail_flight(cx.inner, Fault::DmaFailed);
+            return false;
+        }
+        staged.outward.complete(oldest, cx.dma);
+        if spare {
+            staged.outward.yield_buffers(cx.dma);
+        }
+        if staged.outward.is_wanted()
+            && let Some((_, mut memory)) = self.cold.link(cx)
+        {
+            memory.feed();
+        }
+        match &mut self.cold.staged {
+            Some(staged) => staged.outward.take_hunger(),
+            None => false,
+        }
+    }
+
+    /// Ends the copies of the connection's memory.
+    pub(super) fn unstage(&mut self, dma: &mut DmaCore, slot: u32) {
+        if let Some(mut staged) = self.cold.staged.take() {
+            staged.end(dma, slot);
         }
     }
 
@@ -363,23 +461,47 @@ impl super::Core {
     /// Packets out, packets in, and messages complete, after the queue pairs' turns.
     #[cold]
     pub(super) fn roce_turn(&mut self, inner: &Inner, posted: bool) -> u64 {
-        let Self { qps, roce, .. } = self;
+        let Self {
+            qps,
+            roce,
+            dma,
+            acknowledger,
+            ..
+        } = self;
+        let mut cx = Cx {
+            inner,
+            slot: 0,
+            dma,
+            acknowledger,
+        };
         match roce {
-            Some(roce) if !roce.is_idle() => roce.turn(qps, inner, posted),
+            Some(roce) if !roce.is_idle() => roce.turn(qps, &mut cx, posted),
             _ => 0,
         }
     }
 
     /// Sends what a queue pair that goes still owes its peer.
     pub(super) fn roce_farewell(&mut self, inner: &Inner, slot: u32) {
-        let Self { qps, roce, .. } = self;
+        let Self {
+            qps,
+            roce,
+            dma,
+            acknowledger,
+            ..
+        } = self;
+        let mut cx = Cx {
+            inner,
+            slot,
+            dma,
+            acknowledger,
+        };
         let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
         if let (Some(roce), Some(qp)) = (roce, qp)
             && matches!(qp.cold.target, Target::Roce(_))
             && qp.cold.shared.state() == QpState::Ready
         {
             let now = roce.now();
-            roce.send_of(qp, inner, now, Stage::Posted);
+            roce.send_of(qp, &mut cx, now, Stage::Posted);
             roce.flush(inner);
         }
     }

@@ -1,0 +1,755 @@
+//! RoCE with payloads in memory that only a copy engine reaches, in both roles and mixed with host memory: what a model says, whatever the
+//! engine's pace and the network's mistakes; what fails is told to both ends; nothing is used after its end.
+
+mod common;
+#[path = "common/device.rs"]
+mod device;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{MockQp, Options, PATIENCE, Region, Replay, Rig, seed};
+use device::{BASE, Device};
+use doorbell_hca::dma::Dma;
+use doorbell_hca::roce::transport::{Config, Mtu};
+use doorbell_hca::roce::{PortConfig, RocePort, RoceTarget};
+use doorbell_hca::{
+    Access, Addressing, Destination, Fault, HcaConfig, HcaError, Memory, Mr, MrConfig, QpState,
+};
+use doorbell_wire::cqe::Kind;
+use doorbell_wire::roce::{Psn, Transport};
+use doorbell_wire::{Local, Opcode, Remote, Wqe, seg};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+const DEVICE: usize = 4 << 20;
+
+/// One end: an engine, its port, a queue pair with a receive queue.
+struct Side {
+    rig: Rig,
+    port: RocePort,
+    qp: MockQp,
+}
+
+impl Side {
+    fn new(faults: &str) -> Self {
+        let rig = Rig::with(HcaConfig::caller_driven());
+        let port: PortConfig = format!("udp://127.0.0.1{faults}").parse().expect("valid");
+        let port = rig.hca.open_roce(0, &port).expect("a port");
+        let qp = rig.qp_with(Options {
+            receive: true,
+            log_depth: 6,
+            ..Options::default()
+        });
+        Self { rig, port, qp }
+    }
+
+    fn connect(&self, other: &Self, config: Config) {
+        let (ours, theirs) = (self.qp.hca_qp().qpn().get(), other.qp.hca_qp().qpn().get());
+        let target = RoceTarget {
+            peer: other.port.local,
+            segments: other.port.segments,
+            connection: Config {
+                dest_qpn: theirs,
+                sq_psn: Psn::new(ours),
+                rq_psn: Psn::new(theirs),
+                path_mtu: Mtu::M1024,
+                ..config
+            },
+            access: Access::ALL,
+        };
+        self.qp
+            .hca_qp()
+            .connect(Destination::Roce(Box::new(target)), PATIENCE)
+            .expect("connect");
+    }
+}
+
+fn pair(faults: &str, config: &Config) -> (Side, Side) {
+    let (a, b) = (Side::new(faults), Side::new(faults));
+    a.connect(&b, config.clone());
+    b.connect(&a, config.clone());
+    (a, b)
+}
+
+/// Drives both until `done`.
+fn until(a: &Side, b: &Side, mut done: impl FnMut() -> bool) -> bool {
+    a.rig.until(|| {
+        b.rig.driver.poll();
+        done()
+    })
+}
+
+/// A region, here or behind a device.
+enum Place {
+    Host(Region),
+    Device(Mr, Arc<Device>, usize),
+}
+
+impl Place {
+    /// `at`: where on the device, if there is one.
+    fn new(rig: &Rig, device: Option<(&Arc<Device>, usize)>, len: usize) -> Self {
+        let Some((device, at)) = device else {
+            return Self::Host(rig.region(len));
+        };
+        let dma: Arc<dyn Dma> = device.clone();
+        let config = MrConfig {
+            memory: Memory::Device {
+                addr: BASE + at as u64,
+                len,
+                dma,
+                keep: Arc::new(()),
+            },
+            access: Access::ALL,
+            addressing: Addressing::Zero,
+            pd: rig.pd,
+        };
+        // SAFETY: the device checks its own bounds.
+        let mr = unsafe { rig.hca.register(config) }.expect("register");
+        Self::Device(mr, Arc::clone(device), at)
+    }
+
+    fn remote(&self, addr: u64) -> Remote {
+        let key = match self {
+            Self::Host(region) => region.key(),
+            Self::Device(mr, ..) => mr.key(),
+        };
+        Remote { addr, key }
+    }
+
+    fn local(&self, addr: u64, len: u32) -> Local {
+        let Remote { key, .. } = self.remote(addr);
+        Local { addr, len, key }
+    }
+
+    fn fill(&self, offset: usize, bytes: &[u8]) {
+        match self {
+            Self::Host(region) => region.fill(offset, bytes),
+            Self::Device(_, device, at) => device.fill(at + offset, bytes),
+        }
+    }
+
+    fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        match self {
+            Self::Host(region) => region.bytes(offset, len),
+            Self::Device(_, device, at) => device.bytes(at + offset, len),
+        }
+    }
+
+    fn word(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(offset, 8).try_into().expect("eight"))
+    }
+}
+
+/// Half a minute: nothing may need it but what is lost.
+fn patient() -> Config {
+    Config {
+        timeout: 18,
+        ..Config::default()
+    }
+}
+
+fn noise(random: &mut StdRng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes[..]);
+    bytes
+}
+
+const LEN: usize = 40_000;
+
+/// One run of random operations against the model.
+fn run(seed: u64, faults: &str) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let config = Config {
+        // Losses are repaired by sending again, and soon.
+        timeout: 12,
+        min_rnr_timer: 1,
+        ..Config::default()
+    };
+    let (mut a, mut b) = pair(faults, &config);
+    let (polls, ordered) = (random.random_range(0..6), random.random());
+    let device = |s| Device::random(4 * LEN, polls, ordered, seed ^ s);
+    let (here, there) = (device(1), device(2));
+    let near = [
+        Place::new(&a.rig, None, LEN),
+        Place::new(&a.rig, Some((&here, 0)), LEN),
+    ];
+    let far = [
+        Place::new(&b.rig, None, LEN),
+        Place::new(&b.rig, Some((&there, LEN)), LEN),
+    ];
+    let mut near_model = [noise(&mut random, LEN), noise(&mut random, LEN)];
+    let mut far_model = [noise(&mut random, LEN), noise(&mut random, LEN)];
+    for i in 0..2 {
+        near[i].fill(0, &near_model[i]);
+        far[i].fill(0, &far_model[i]);
+    }
+    let mut received = 0;
+    for _ in 0..30 {
+        let mut last;
+        // The queue takes four receives; all have been used when the group is complete.
+        let mut receives = 4;
+        // Several WRITEs and messages together; then one thing that brings something back.
+        for _ in 0..random.random_range(1..8) {
+            let (n, f) = (random.random_range(0..2), random.random_range(0..2));
+            let len = match random.random_range(0..3) {
+                0 => random.random_range(1..64),
+                1 => random.random_range(1..3000),
+                _ => random.random_range(1..LEN),
+            };
+            let (from, to) = (
+                random.random_range(0..=LEN - len),
+                random.random_range(0..=LEN - len),
+            );
+            let bytes = near_model[n][from..from + len].to_vec();
+            far_model[f][to..to + len].copy_from_slice(&bytes);
+            let (remote, local) = (
+                far[f].remote(to as u64),
+                near[n].local(from as u64, len as u32),
+            );
+            let kind = random.random_range(if receives == 0 { 2..4 } else { 0..4 });
+            last = match kind {
+                0 => {
+                    receives -= 1;
+                    received = b.qp.post_receive(&[]);
+                    a.qp.go(Wqe::write_imm(remote, local, 7).expect("a length"))
+                }
+                // Into the same memory by a SEND; the receive is in two pieces.
+                1 => {
+                    receives -= 1;
+                    let cut = random.random_range(0..=len) as u32;
+                    received = b.qp.post_receive(&[
+                        far[f].local(to as u64, cut),
+                        far[f].local(to as u64 + u64::from(cut), len as u32 - cut),
+                    ]);
+                    a.qp.go(Wqe::send(local).expect("a length"))
+                }
+                _ => a.qp.go(Wqe::write(remote, local).expect("a length")),
+            };
+            if random.random_range(0..3) == 0 {
+                assert!(until(&a, &b, || a.qp.completion(last).is_some()));
+            }
+        }
+        let (n, f) = (random.random_range(0..2), random.random_range(0..2));
+        let at = random.random_range(0..LEN / 8 - 1) * 8;
+        let to = random.random_range(0..LEN / 8 - 1) * 8;
+        let (remote, local) = (far[f].remote(at as u64), near[n].local(to as u64, 8));
+        let word = u64::from_le_bytes(far_model[f][at..at + 8].try_into().expect("eight"));
+        let (wqe, len) = match random.random_range(0..3) {
+            0 => {
+                let new = word.wrapping_add(5);
+                far_model[f][at..at + 8].copy_from_slice(&new.to_le_bytes());
+                (Wqe::fetch_add(remote, local, 5), 8)
+            }
+            1 => {
+                far_model[f][at..at + 8].copy_from_slice(&[9; 8]);
+                (
+                    Wqe::compare_swap(remote, local, word, u64::from_le_bytes([9; 8])),
+                    8,
+                )
+            }
+            _ => {
+                let len = random.random_range(1..LEN - at.max(to));
+                (Wqe::read(remote, near[n].local(to as u64, len as u32)), len)
+            }
+        };
+        let brought = match len {
+            8 => word.to_le_bytes().to_vec(),
+            _ => far_model[f][at..at + len].to_vec(),
+        };
+        // A READ may bring what was written behind it, an atomic may not; here nothing is.
+        near_model[n][to..to + len].copy_from_slice(&brought);
+        let at = a.qp.go(wqe.expect("valid"));
+        assert!(
+            until(&a, &b, || a.qp.completion(at).is_some()),
+            "{:?} {:?}",
+            a.qp.hca_qp().roce_counters(PATIENCE),
+            b.qp.hca_qp().roce_counters(PATIENCE)
+        );
+        a.qp.wait(&a.rig, at);
+        for i in 0..2 {
+            assert!(
+                far[i].bytes(0, LEN) == far_model[i],
+                "what was written, {i}"
+            );
+            assert!(
+                near[i].bytes(0, LEN) == near_model[i],
+                "what was brought, {i}"
+            );
+        }
+    }
+    if received > 0 {
+        assert!(until(&a, &b, || b.qp.received(received).is_some()));
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn it_does_what_the_model_does() {
+    let seed = seed();
+    let _replay = Replay(seed);
+    for n in 0..20 {
+        run(seed.wrapping_add(n), "");
+    }
+}
+
+/// Packets are lost and sent again while the pieces that they are of are under way, kept, or gone.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn it_does_what_the_model_does_although_packets_are_lost() {
+    let seed = seed();
+    let _replay = Replay(seed);
+    for n in 0..12u64 {
+        let seed = seed.wrapping_add(n);
+        let faults = format!("?faults=loss=2%,dup=2%,reorder=2%,seed={}", seed % 1000);
+        run(seed, &faults);
+    }
+}
+
+/// Large messages are moved by few copies, in both roles and both directions.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn copies_are_large() {
+    let (mut a, mut b) = pair("", &patient());
+    let (here, there) = (Device::new(DEVICE, 2, true), Device::new(DEVICE, 2, true));
+    let len = 2 << 20;
+    let near = Place::new(&a.rig, Some((&here, 0)), len);
+    let far = Place::new(&b.rig, Some((&there, 0)), len);
+    let bytes = noise(&mut StdRng::seed_from_u64(1), len);
+    near.fill(0, &bytes);
+    let counted = |d: &Device| d.copies.swap(0, Ordering::Relaxed);
+    let at =
+        a.qp.go(Wqe::write(far.remote(0), near.local(0, len as u32)).expect("a length"));
+    assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+    assert!(far.bytes(0, len) == bytes);
+    // 2,048 packets: 8 pieces are fetched; what arrives in one round is one copy.
+    let fetched = counted(&here);
+    let written = counted(&there);
+    assert_eq!(fetched, 8);
+    assert!(
+        (8..700).contains(&written),
+        "{written} copies of 2,048 packets"
+    );
+
+    near.fill(0, &vec![0; len]);
+    let at =
+        a.qp.go(Wqe::read(far.remote(0), near.local(0, len as u32)).expect("a length"));
+    assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+    assert!(near.bytes(0, len) == bytes);
+    // A READ is asked for in pieces of a quarter of the window.
+    let (stored, fetched) = (counted(&here), counted(&there));
+    let pieces = len as u64 / (u64::from(Config::default().window) / 4 * 1024);
+    assert_eq!(fetched, pieces);
+    assert!(
+        (8..700).contains(&stored),
+        "{stored} copies of 2,048 packets"
+    );
+
+    let first = b.qp.post_receive(&[far.local(0, len as u32)]);
+    far.fill(0, &vec![0; len]);
+    let at =
+        a.qp.go(Wqe::send(near.local(0, len as u32)).expect("a length"));
+    assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+    assert!(far.bytes(0, len) == bytes);
+    assert_eq!(b.qp.received(first).map(|r| r.byte_cnt), Some(len as u32));
+    assert_eq!(counted(&here), 8);
+}
+
+/// A put to the device and a signal in host memory behind it; and the other way round, and a message: in this order for whoever looks.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn signals_follow_what_they_announce() {
+    for ordered in [true, false] {
+        let (mut a, b) = pair("", &patient());
+        let device = Device::new(DEVICE, 5, ordered);
+        let src = a.rig.region(8192);
+        let data = Place::new(&b.rig, Some((&device, 0)), 8192);
+        let flags = [
+            Place::new(&b.rig, None, 64),
+            Place::new(&b.rig, Some((&device, 8192)), 64),
+        ];
+        for round in 1..=20u64 {
+            for (i, flag) in flags.iter().enumerate() {
+                let value = round * 4 + i as u64;
+                src.fill(0, &vec![value as u8; 8192]);
+                a.qp.post(&Wqe::write(data.remote(0), src.local(0, 8192)).expect("a length"));
+                let signal = match round % 3 {
+                    0 => Wqe::write_inline(flag.remote(0), &value.to_le_bytes()),
+                    1 => Wqe::fetch_add(flag.remote(0), src.local(0, 8), value - flag.word(0)),
+                    // As long as an inline payload may be, in steps.
+                    _ => {
+                        src.set_u64(0, value);
+                        Wqe::write(flag.remote(0), src.local(0, 8))
+                    }
+                };
+                if round % 3 == 1 {
+                    // The result goes elsewhere than the payload.
+                    src.fill(0, &vec![value as u8; 8192]);
+                }
+                let expected = match round % 3 {
+                    2 => {
+                        let mut bytes = vec![value as u8; 8192];
+                        bytes[..8].copy_from_slice(&value.to_le_bytes());
+                        bytes
+                    }
+                    _ => vec![value as u8; 8192],
+                };
+                let sink = a.rig.region(8);
+                let signal = match round % 3 {
+                    1 => Wqe::fetch_add(flag.remote(0), sink.local(0, 8), value - flag.word(0)),
+                    _ => signal,
+                };
+                let at = a.qp.go(signal.expect("valid"));
+                assert!(until(&a, &b, || {
+                    let seen = flag.word(0);
+                    assert!(
+                        seen != value || data.bytes(0, 8192) == expected,
+                        "the signal came first"
+                    );
+                    seen == value
+                }));
+                assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+            }
+        }
+    }
+}
+
+/// Nothing is acknowledged before it is there, and nothing moves on without it.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn completions_wait_for_the_device() {
+    let (mut a, mut b) = pair("", &patient());
+    let (here, there) = (Device::new(DEVICE, 0, true), Device::new(DEVICE, 0, true));
+    let (host, near) = (a.rig.region(64), Place::new(&a.rig, Some((&here, 0)), 64));
+    let far = Place::new(&b.rig, Some((&there, 0)), 4096);
+    let rounds = |a: &Side, b: &Side| {
+        for _ in 0..2_000 {
+            a.rig.driver.poll();
+            b.rig.driver.poll();
+        }
+    };
+    // The target's engine hangs: a WRITE, a message behind it, an atomic behind both.
+    there.stuck.store(true, Ordering::Relaxed);
+    let receive = b.qp.post_receive(&[far.local(64, 64)]);
+    let next = b.qp.post_receive(&[far.local(128, 64)]);
+    let put =
+        a.qp.go(Wqe::write(far.remote(0), host.local(0, 64)).expect("a length"));
+    a.qp.go(Wqe::send(host.local(0, 64)).expect("a length"));
+    let sent = a.qp.go(Wqe::send_inline(b"second").expect("short"));
+    let added =
+        a.qp.go(Wqe::fetch_add(far.remote(256), near.local(0, 8), 3).expect("valid"));
+    rounds(&a, &b);
+    assert_eq!(a.qp.completion(put), None);
+    assert!(b.qp.received(receive).is_none());
+    there.stuck.store(false, Ordering::Relaxed);
+    assert!(until(&a, &b, || a.qp.completion(sent).is_some()));
+    assert_eq!(b.qp.received(receive).map(|r| r.byte_cnt), Some(64));
+    assert_eq!(b.qp.received(next).map(|r| r.byte_cnt), Some(6));
+    assert_eq!(far.bytes(128, 6), b"second");
+    // The result of the atomic is on its way to a device too.
+    here.stuck.store(true, Ordering::Relaxed);
+    assert!(until(&a, &b, || far.word(256) == 3));
+    let read =
+        a.qp.go(Wqe::read(far.remote(256), near.local(8, 8)).expect("a length"));
+    rounds(&a, &b);
+    assert!(a.qp.completion(read).is_none());
+    here.stuck.store(false, Ordering::Relaxed);
+    assert!(until(&a, &b, || a.qp.completion(read).is_some()));
+    a.qp.wait(&a.rig, added);
+    assert_eq!((near.word(0), near.word(8)), (0, 3));
+    let counted = a.qp.hca_qp().roce_counters(PATIENCE).expect("alive");
+    assert_eq!(counted.expect("connected").retransmitted_packets, 0);
+}
+
+/// One WQE whose bytes lie in both kinds of memory.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn pieces_of_both_kinds_are_one_message() {
+    let (mut a, b) = pair("", &patient());
+    let device = Device::new(DEVICE, 3, false);
+    let (host, near) = (
+        a.rig.region(3000),
+        Place::new(&a.rig, Some((&device, 0)), 3000),
+    );
+    let far = b.rig.region(6000);
+    let bytes = noise(&mut StdRng::seed_from_u64(2), 6000);
+    for round in 0..20u64 {
+        let (cut, rest) = (150 * round as usize, 3000 - 150 * round as usize);
+        host.fill(0, &bytes[..3000]);
+        near.fill(0, &bytes[3000..]);
+        for opcode in [Opcode::RdmaWrite, Opcode::RdmaRead] {
+            let at = a.qp.pi;
+            let qpn = a.qp.hca_qp().qpn();
+            // Device, host, device; host first; and so on.
+            let pieces = [
+                near.local(0, cut as u32),
+                host.local(0, 3000),
+                near.local(cut as u64, rest as u32),
+            ];
+            let pieces: Vec<Local> = pieces.into_iter().filter(|p| p.len > 0).collect();
+            let mut chunks = vec![
+                seg::ctrl(at as u16, opcode, 0, qpn, 2 + pieces.len() as u8, 0x08, 0),
+                seg::raddr(0, far.key()),
+            ];
+            chunks.extend(pieces.iter().map(|p| seg::data(p.len, p.key, p.addr)));
+            if opcode == Opcode::RdmaRead {
+                host.fill(0, &[0; 3000]);
+                near.fill(0, &[0; 3000]);
+            }
+            a.qp.post_chunks(&chunks, chunks.len().div_ceil(4) as u64);
+            a.qp.ring();
+            assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+            let expected = [
+                &bytes[3000..3000 + cut],
+                &bytes[..3000],
+                &bytes[3000 + cut..],
+            ];
+            assert!(far.bytes(0, 6000) == expected.concat());
+            assert!(host.bytes(0, 3000) == bytes[..3000]);
+            assert!(near.bytes(0, 3000) == bytes[3000..]);
+        }
+    }
+}
+
+/// What the engine of either end refuses or fails is told to both.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn failures_are_told_to_both_ends() {
+    let remote = (QpState::Error, Fault::RemoteOperational);
+    let local = (QpState::Error, Fault::DmaFailed);
+    for good in [0, 1, 3] {
+        for what in 0..6 {
+            let (mut a, mut b) = pair("", &patient());
+            let (here, there) = (Device::new(DEVICE, 1, true), Device::new(DEVICE, 1, true));
+            let (host, near) = (
+                a.rig.region(64),
+                Place::new(&a.rig, Some((&here, 0)), 1 << 20),
+            );
+            let far = Place::new(&b.rig, Some((&there, 0)), 1 << 20);
+            b.qp.post_receive(&[far.local(0, 4096)]);
+            b.qp.post_receive(&[far.local(0, 4096)]);
+            // Each in its turn is well so often before.
+            let wqe = |i: u64| match what {
+                0 => Wqe::write(far.remote(64 * i), host.local(0, 64)),
+                1 => Wqe::read(far.remote(64 * i), host.local(0, 64)),
+                2 => Wqe::fetch_add(far.remote(64 * i), host.local(0, 8), 1),
+                3 => Wqe::send(host.local(0, 64)),
+                4 => Wqe::write(far.remote(64 * i), near.local(0, 64)),
+                _ => Wqe::read(far.remote(64 * i), near.local(0, 64)),
+            };
+            let theirs = what < 4;
+            let broken = if theirs { &there } else { &here };
+            // An atomic is two copies.
+            let batches = if what == 2 { 2 * good } else { good };
+            let well = if what == 3 { good.min(2) } else { good };
+            broken.good.store(
+                if what == 3 { batches.min(2) } else { batches },
+                Ordering::Relaxed,
+            );
+            let mut last = 0;
+            for i in 0..=well {
+                if what == 3 && i == 2 {
+                    b.qp.post_receive(&[far.local(0, 4096)]);
+                }
+                last = a.qp.go(wqe(i).expect("valid"));
+                if i < well {
+                    assert!(until(&a, &b, || a.qp.completion(last).is_some()));
+                    a.qp.wait(&a.rig, last);
+                }
+            }
+            assert!(
+                until(&a, &b, || a.qp.state() == QpState::Error
+                    && (!theirs || b.qp.state() == QpState::Error)),
+                "case {what} after {good}: {:?} {:?}",
+                a.qp.state(),
+                b.qp.state()
+            );
+            let seen = |qp: &MockQp| (qp.state(), qp.error_word());
+            let ((_, here), (_, there)) = (seen(&a.qp), seen(&b.qp));
+            let (expected, at) = if theirs {
+                (remote, last)
+            } else {
+                (local, last)
+            };
+            assert_eq!(
+                (here.syndrome(), here.vendor(), here.wqe_index()),
+                (expected.1.syndrome().0, expected.1.vendor().0, at as u16),
+                "case {what} after {good}"
+            );
+            if theirs {
+                assert_eq!(
+                    there.vendor(),
+                    local.1.vendor().0,
+                    "case {what} after {good}"
+                );
+            }
+        }
+    }
+}
+
+/// A queue pair that is reset, fails or goes while copies are under way: they end by themselves, memory is kept until they have, buffers come
+/// back, and the next life is as good as the first.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn resets_in_the_middle_lose_nothing() {
+    let config = Config {
+        timeout: 8,
+        retry_cnt: 1,
+        ..Config::default()
+    };
+    let (mut a, mut b) = (Side::new(""), Side::new(""));
+    let (here, there) = (Device::new(DEVICE, 1, true), Device::new(DEVICE, 1, true));
+    let len = 1 << 20;
+    let bytes = noise(&mut StdRng::seed_from_u64(3), len);
+    for lap in 0..24 {
+        let near = Place::new(&a.rig, Some((&here, 0)), len);
+        let far = Place::new(&b.rig, Some((&there, 0)), len);
+        near.fill(0, &bytes);
+        a.connect(&b, config.clone());
+        b.connect(&a, config.clone());
+        let wqe = match lap % 3 {
+            0 => Wqe::write(far.remote(0), near.local(0, len as u32)),
+            1 => Wqe::read(far.remote(0), near.local(0, len as u32)),
+            _ => Wqe::fetch_add(far.remote(0), near.local(0, 8), 1),
+        };
+        a.qp.go(wqe.expect("a length"));
+        for _ in 0..lap {
+            a.rig.driver.poll();
+            b.rig.driver.poll();
+        }
+        // Copies that were begun hang; the queue pairs go meanwhile.
+        here.stuck.store(true, Ordering::Relaxed);
+        there.stuck.store(true, Ordering::Relaxed);
+        for _ in 0..20 {
+            a.rig.driver.poll();
+            b.rig.driver.poll();
+        }
+        if lap % 2 == 0 {
+            a.qp.hca_qp()
+                .fail(Fault::Destroyed, PATIENCE)
+                .expect("fail");
+        }
+        a.qp.reset();
+        b.qp.reset();
+        let free = here.batches_under_way() == 0;
+        let Place::Device(mr, ..) = near else {
+            unreachable!("made above")
+        };
+        let gone = mr.deregister(Duration::from_millis(20));
+        assert!(
+            free || matches!(gone, Err(HcaError::StillInUse { .. })),
+            "memory was let go under a copy"
+        );
+        here.stuck.store(false, Ordering::Relaxed);
+        there.stuck.store(false, Ordering::Relaxed);
+        assert!(until(&a, &b, || here.batches_under_way()
+            + there.batches_under_way()
+            == 0));
+    }
+    // Every buffer is back: as much as there was at first can be moved at a time.
+    a.connect(&b, patient());
+    b.connect(&a, patient());
+    let near = Place::new(&a.rig, Some((&here, 0)), len);
+    let far = Place::new(&b.rig, Some((&there, 0)), len);
+    near.fill(0, &bytes);
+    let at =
+        a.qp.go(Wqe::write(far.remote(0), near.local(0, len as u32)).expect("a length"));
+    assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+    assert!(far.bytes(0, len) == bytes);
+}
+
+/// More queue pairs than there are buffers, all with large messages from a device, one of them to a receiver that posts no receive for long:
+/// the others go on.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn who_waits_for_a_receive_keeps_no_buffers_from_others() {
+    let (a, mut b) = (Side::new(""), Side::new(""));
+    let device = Device::new(DEVICE, 1, true);
+    let len: u32 = 1 << 20;
+    let near = Place::new(&a.rig, Some((&device, 0)), len as usize);
+    let far = b.rig.region(len as usize);
+    // 32 large buffers, four for each: twelve that wait would have more than all of them.
+    let mut waiting = Vec::new();
+    let config = Config {
+        min_rnr_timer: 20,
+        rnr_retry: 7,
+        ..patient()
+    };
+    for _ in 0..12 {
+        let options = Options {
+            receive: true,
+            ..Options::default()
+        };
+        let (one, other) = (a.rig.qp_with(options), b.rig.qp_with(options));
+        let mut one = Side {
+            rig: Rig::new(),
+            port: a.port.clone(),
+            qp: one,
+        };
+        let other = Side {
+            rig: Rig::new(),
+            port: b.port.clone(),
+            qp: other,
+        };
+        one.connect(&other, config.clone());
+        other.connect(&one, config.clone());
+        let at = one.qp.go(Wqe::send(near.local(0, len)).expect("a length"));
+        waiting.push((one, other, at));
+    }
+    until(&a, &b, || {
+        let refused = |s: &(Side, Side, u64)| {
+            let counted = s.0.qp.hca_qp().roce_counters(PATIENCE).expect("alive");
+            counted.expect("connected").rnr_nak_retry_err > 0
+        };
+        waiting.iter().all(refused)
+    });
+    let mut last = a;
+    last.connect(&b, patient());
+    b.connect(&last, patient());
+    let at = last.qp.go(Wqe::write(
+        Remote {
+            addr: 0,
+            key: far.key(),
+        },
+        near.local(0, len),
+    )
+    .expect("a length"));
+    assert!(until(&last, &b, || last.qp.completion(at).is_some()));
+    // And they end well, when their receives come.
+    for (_, other, _) in &mut waiting {
+        other.qp.post_receive(&[far.local(0, len)]);
+    }
+    for (one, other, at) in &waiting {
+        assert!(until(&last, &b, || one.qp.completion(*at).is_some()));
+        assert!(other.qp.received(0).is_some());
+    }
+    b.qp.post_receives(1);
+}
+
+/// On an Unreliable Connection too, into and out of a device.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn unreliable_connections_use_devices_too() {
+    let config = Config {
+        transport: Transport::Uc,
+        ..patient()
+    };
+    let (mut a, mut b) = pair("", &config);
+    let (here, there) = (Device::new(DEVICE, 4, true), Device::new(DEVICE, 4, true));
+    let near = Place::new(&a.rig, Some((&here, 0)), 8192);
+    let far = Place::new(&b.rig, Some((&there, 0)), 8192);
+    let bytes = noise(&mut StdRng::seed_from_u64(4), 8192);
+    near.fill(0, &bytes);
+    let first = b.qp.post_receive(&[far.local(0, 4096)]);
+    b.qp.post_receive(&[]);
+    a.qp.go(Wqe::send(near.local(0, 4096)).expect("a length"));
+    let remote = far.remote(4096);
+    a.qp.go(Wqe::write_imm(remote, near.local(4096, 4096), 9).expect("a length"));
+    assert!(until(&a, &b, || b.qp.received(first + 1).is_some()));
+    assert!(far.bytes(0, 8192) == bytes);
+    let kinds = [first, first + 1].map(|r| b.qp.received(r).and_then(|r| r.tail.kind()));
+    assert_eq!(
+        kinds,
+        [Some(Kind::ResponderSend), Some(Kind::ResponderWriteImm)]
+    );
+}
