@@ -17,7 +17,10 @@ const EXPORTS: &[&str] = &[
     "ncclNetPlugin_v",
     "nvshmemt_init",
     "nixl_plugin_init",
+    VERSION_CALL,
 ];
+/// Whose library has its version as a text of its own, which this call returns, and nothing in front of it.
+const VERSION_CALL: &str = "ucp_get_version_string";
 /// Texts that a library carries with its own version behind them.
 const SAYS: &[&str] = &["NCCL version ", "NVSHMEM v"];
 /// The part of `.rodata` that is searched for [`SAYS`].
@@ -87,9 +90,10 @@ fn facts<'a, R: ReadRef<'a>>(data: R) -> object::read::Result<Option<String>> {
     }
     exports.sort();
     exports.dedup();
-    for name in exports {
+    for name in &exports {
         out.push_str(&format!("exports {name}\n"));
     }
+    let alone = exports.iter().any(|name| name == VERSION_CALL);
     for index in 1..sections.len() {
         let section = sections.section(SectionIndex(index))?;
         if sections.section_name(endian, section) != Ok(b".rodata") {
@@ -97,7 +101,10 @@ fn facts<'a, R: ReadRef<'a>>(data: R) -> object::read::Result<Option<String>> {
         }
         if let Some((offset, size)) = section.file_range(endian)
             && let Ok(bytes) = data.read_bytes_at(offset, size.min(SEARCHED))
-            && let Some(version) = SAYS.iter().find_map(|says| after(bytes, says.as_bytes()))
+            && let Some(version) = SAYS
+                .iter()
+                .find_map(|says| after(bytes, says.as_bytes()))
+                .or_else(|| lone(bytes).filter(|_| alone))
         {
             out.push_str(&format!("says {version}\n"));
         }
@@ -121,6 +128,26 @@ fn after(bytes: &[u8], says: &[u8]) -> Option<String> {
         }
     }
     None
+}
+
+/// The only text of three numbers that ends where a text ends; two of them, and nobody knows which is meant.
+fn lone(bytes: &[u8]) -> Option<String> {
+    let mut found = None;
+    for text in bytes.split(|b| *b == 0) {
+        let from = text
+            .iter()
+            .rposition(|b| !b.is_ascii_digit() && *b != b'.')
+            .map_or(0, |at| at + 1);
+        let version = String::from_utf8_lossy(&text[from..]).into_owned();
+        let numbers: Vec<&str> = version.split('.').collect();
+        if numbers.len() == 3 && numbers.iter().all(|n| !n.is_empty()) {
+            if found.as_ref().is_some_and(|f| *f != version) {
+                return None;
+            }
+            found = Some(version);
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -147,5 +174,8 @@ mod tests {
             Some("2.30.7")
         );
         assert_eq!(after(b"NCCL version x", b"NCCL version "), None);
+        assert_eq!(lone(b"a\0\xcdA1.22.0\0b 1.2\0").as_deref(), Some("1.22.0"));
+        assert_eq!(lone(b"1.22.0\0x2.0.1\0"), None);
+        assert_eq!(lone(b"1..0\0"), None);
     }
 }

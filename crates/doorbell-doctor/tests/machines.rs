@@ -141,6 +141,85 @@ fn this_machine_is_judged_without_harm() {
     assert!(!screen(&report, true).is_empty());
 }
 
+/// The report of a machine with variables added to its environment and lines to its files.
+fn changed(name: &str, variables: &str, replace: (&str, &str)) -> Report {
+    let text = std::fs::read_to_string(folder().join(format!("{name}.node"))).unwrap();
+    let text = text.replace(replace.0, replace.1);
+    let with = match text.contains("/.doorbell/env:\n") {
+        true => text.replace(
+            "/.doorbell/env:\n",
+            &format!("/.doorbell/env:\n{variables}"),
+        ),
+        false => format!("{text}\n/.doorbell/env:\n{variables}"),
+    };
+    examine(&Manifest::parse(&with).unwrap())
+}
+
+#[test]
+fn settings_with_which_nvshmem_ends_at_its_start_are_no_path() {
+    let none = ("", "");
+    for variables in [
+        "| NVSHMEM_GPUNETIO_ENABLE_GDAKI=1\n",
+        "| NVSHMEM_GPUNETIO_ENABLE_GDAKI=1\n| NVSHMEM_IB_ENABLE_IBGDA=1\n| NVSHMEM_REMOTE_TRANSPORT=gpunetio\n",
+    ] {
+        let report = changed("no-nic", variables, none);
+        let nvshmem = library(&report, "nvshmem");
+        assert_eq!(nvshmem.takes, None, "{variables}");
+        assert!(screen(&report, false).contains("NVSHMEM_GPUNETIO_ENABLE_GDAKI"));
+    }
+    let report = changed("no-nic", "| NVSHMEM_REMOTE_TRANSPORT=ucx\n", none);
+    let ucx = library(&report, "nvshmem");
+    assert!(ucx.paths.iter().any(|p| p.name == "ucx by the CPU proxy"));
+    assert!(ucx.takes.is_some());
+}
+
+/// NCCL asks CUDA for GPUDirect RDMA, and no variable overrides the answer.
+#[test]
+fn geforce_has_no_gin() {
+    let none = "";
+    let report = changed(
+        "connectx-ready",
+        none,
+        ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 5090"),
+    );
+    assert!(
+        report.gpus.iter().any(|g| g.name.contains("GeForce")),
+        "{:?}",
+        report.gpus
+    );
+    let nccl = library(&report, "nccl");
+    assert_eq!(nccl.takes, Some("collectives only, from the host"));
+    assert!(
+        failed(nccl, "GIN GDAKI, the GPU rings").contains(&"GPUs with GPUDirect RDMA".to_owned())
+    );
+}
+
+/// Nothing names the environment but `PATH`, as in many containers.
+#[test]
+fn venv_on_path() {
+    let report = report("venv-on-path");
+    let seen: Vec<_> = report
+        .libraries
+        .iter()
+        .map(|l| (l.name, l.version.as_deref(), l.source))
+        .collect();
+    let wanted = [
+        ("nccl", Some("2.28.9"), "wheel"),
+        ("nccl", Some("2.28.3"), "system"),
+        ("nvshmem", Some("3.4.5"), "wheel"),
+        ("ucx", Some("1.16.0"), "system"),
+    ];
+    assert_eq!(seen, wanted);
+    for (library, part) in [
+        (0, "PyTorch 2.11.0 beside it loads this one"),
+        (1, "loads the wheel's 2.28.9"),
+        (2, "beside it loads this"),
+    ] {
+        let notes = report.libraries[library].notes.join(" ");
+        assert!(notes.contains(part), "{notes}");
+    }
+}
+
 #[test]
 fn connectx_ready() {
     let report = report("connectx-ready");

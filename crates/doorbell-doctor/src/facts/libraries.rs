@@ -2,10 +2,11 @@
 //!
 //! Versions come from file names, wheel metadata and headers, last from a text inside the library;
 //! nothing is loaded. Folders that are searched: the loader's, usual vendors', `LD_LIBRARY_PATH`, and
-//! the site-packages of the interpreters that are found.
+//! the packages of the Pythons that `pythons` finds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::pythons;
 use crate::report::Software;
 use crate::tree::View;
 
@@ -31,6 +32,8 @@ pub(crate) struct Found {
     pub(crate) modules: Vec<String>,
     /// The modules of a UCX of its own (NIXL's wheel).
     pub(crate) ucx: Vec<String>,
+    /// The version of PyTorch in the same folder of packages.
+    pub(crate) torch: Option<String>,
 }
 
 type Environment = BTreeMap<String, String>;
@@ -136,55 +139,17 @@ fn file_version(path: &str) -> Option<String> {
         .then(|| version.to_owned())
 }
 
-/// Every site-packages folder of an interpreter that is in a usual place or in the environment.
-fn sites(view: View<'_>, environment: &Environment) -> Vec<String> {
-    let mut prefixes: Vec<String> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .iter()
-        .filter_map(|name| environment.get(*name).cloned())
-        .collect();
-    let fixed = ["/usr", "/usr/local", "/opt/conda", "/opt/venv"];
-    prefixes.extend(fixed.map(str::to_owned));
-    // Other people's homes are not looked into.
-    if let Some(home) = environment.get("HOME") {
-        prefixes.push(format!("{home}/.local"));
-        prefixes.push(format!("{home}/miniconda3"));
-        let versions = format!("{home}/.pyenv/versions");
-        prefixes.extend(
-            view.list(&versions, |_| true)
-                .into_iter()
-                .map(|v| format!("{versions}/{v}")),
-        );
-    }
-    let mut sites: Vec<String> = Vec::new();
-    for prefix in prefixes {
-        let lib = format!("{prefix}/lib");
-        for python in view.list(&lib, |n| n.starts_with("python3")) {
-            sites.push(format!("{lib}/{python}/site-packages"));
-            sites.push(format!("{lib}/{python}/dist-packages"));
-        }
-    }
-    let extra = environment
-        .get("PYTHONPATH")
-        .map(String::as_str)
-        .unwrap_or("");
-    sites.extend(
-        extra
-            .split(':')
-            .filter(|p| p.starts_with('/'))
-            .map(str::to_owned),
-    );
-    let mut seen = BTreeSet::new();
-    sites
-        .into_iter()
-        .filter_map(|s| view.real(&s))
-        .filter(|s| seen.insert(s.clone()))
-        .collect()
-}
-
 pub(super) fn found(view: View<'_>, environment: &Environment) -> Vec<Found> {
     let mut all = Vec::new();
-    for site in sites(view, environment) {
+    for site in pythons::sites(view, environment) {
+        let before = all.len();
         wheels(view, &site, &mut all);
+        if all.len() > before {
+            let torch = pythons::torch(view, &site);
+            for found in &mut all[before..] {
+                found.torch.clone_from(&torch);
+            }
+        }
     }
     for folder in library_folders(view, environment) {
         system(view, &folder, &mut all);
@@ -201,6 +166,7 @@ fn plain(kind: Kind, version: Option<String>, source: &'static str, path: String
         path,
         modules: Vec::new(),
         ucx: Vec::new(),
+        torch: None,
     }
 }
 
@@ -306,7 +272,8 @@ fn system(view: View<'_>, folder: &str, all: &mut Vec<Found>) {
             "libucp" => {
                 let version = ["pkgconfig/ucx.pc", "cmake/ucx/ucx-config-version.cmake"]
                     .iter()
-                    .find_map(|f| ucx_version(&view.text(&format!("{folder}/{f}"))?));
+                    .find_map(|f| ucx_version(&view.text(&format!("{folder}/{f}"))?))
+                    .or_else(|| view.elf(&file)?.version);
                 let modules = view.list(&format!("{folder}/ucx"), |n| {
                     n.starts_with("libuct_") && n.contains(".so")
                 });
@@ -351,14 +318,13 @@ pub(crate) fn nccl_plugins(
         .filter(|s| s.name.starts_with("libnccl-"))
         .filter_map(|s| s.path.clone())
         .collect();
-    for variable in ["NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN", "NCCL_NET_PLUGIN"] {
-        let listed = environment.get(variable).map(String::as_str).unwrap_or("");
-        files.extend(
-            listed
-                .split(',')
-                .filter(|p| p.starts_with('/'))
-                .map(str::to_owned),
-        );
+    let folders = library_folders(view, environment);
+    for kind in ["gin", "rma", "net"] {
+        let variable = format!("NCCL_{}_PLUGIN", kind.to_ascii_uppercase());
+        let listed = environment.get(&variable).map(String::as_str).unwrap_or("");
+        for name in listed.split(',').filter(|n| !n.is_empty()) {
+            files.extend(plugin_file(view, &folders, kind, name));
+        }
     }
     files.sort();
     files.dedup();
@@ -366,6 +332,18 @@ pub(crate) fn nccl_plugins(
         .into_iter()
         .filter_map(|f| Some((f.clone(), view.elf(&f)?.exports)))
         .collect()
+}
+
+/// What a name in one of NCCL's plug-in variables stands for: a path, a library that the loader finds, or the middle of
+/// `libnccl-gin-NAME.so`.
+fn plugin_file(view: View<'_>, folders: &[String], kind: &str, name: &str) -> Option<String> {
+    if name.contains('/') {
+        return name.starts_with('/').then(|| name.to_owned());
+    }
+    [name.to_owned(), format!("libnccl-{kind}-{name}.so")]
+        .iter()
+        .flat_map(|file| folders.iter().map(move |f| format!("{f}/{file}")))
+        .find(|path| view.exists(path))
 }
 
 #[cfg(test)]
@@ -388,6 +366,17 @@ mod tests {
             ucx_version("set(PACKAGE_VERSION 1.22.0)").as_deref(),
             Some("1.22.0")
         );
+    }
+
+    #[test]
+    fn plugins_are_found_by_path_by_name_and_by_the_middle_of_their_name() {
+        let tree = Manifest::parse("/usr/lib64/libnccl-gin-x.so:\n/usr/lib64/mine.so:\n").unwrap();
+        let folders = ["/usr/lib64".to_owned()];
+        let file = |name: &str| plugin_file(View(&tree), &folders, "gin", name);
+        assert_eq!(file("x").as_deref(), Some("/usr/lib64/libnccl-gin-x.so"));
+        assert_eq!(file("mine.so").as_deref(), Some("/usr/lib64/mine.so"));
+        assert_eq!(file("/p/q.so").as_deref(), Some("/p/q.so"));
+        assert_eq!((file("none"), file("a/b.so")), (None, None));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod host;
 mod ids;
 mod libraries;
 mod nics;
+mod pythons;
 
 use std::collections::BTreeMap;
 

@@ -134,6 +134,35 @@ pub(super) fn gpu(facts: &Facts, capability: u32, source: &'static str) -> Gate 
     }
 }
 
+/// GPUDirect RDMA of memory that CUDA maps itself: an attribute of the GPU, which GeForce does not have.
+pub(super) fn gpu_direct(facts: &Facts, source: &'static str) -> Gate {
+    let what = "GPUs with GPUDirect RDMA";
+    let mut ours = facts
+        .gpus
+        .iter()
+        .filter(|g| g.vendor == "NVIDIA")
+        .peekable();
+    if ours.peek().is_none() {
+        return node(
+            what,
+            GateState::Fail,
+            "no NVIDIA GPU",
+            "none on this node",
+            source,
+        );
+    }
+    match ours.find(|g| g.name.contains("GeForce")) {
+        Some(gpu) => node(
+            what,
+            GateState::Fail,
+            gpu.name.clone(),
+            "none: a data-centre or workstation GPU has it; CUDA_VISIBLE_DEVICES can leave this one out",
+            source,
+        ),
+        None => node(what, GateState::Pass, "not GeForce", "", source),
+    }
+}
+
 /// libcuda of the same version as the kernel module.
 pub(super) fn libcuda(facts: &Facts, source: &'static str) -> Gate {
     let what = "libcuda.so.1 of the loaded driver";

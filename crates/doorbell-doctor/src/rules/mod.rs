@@ -105,6 +105,24 @@ pub(super) fn library(name: &'static str, found: &Found, mut paths: Vec<Path>) -
     }
 }
 
+/// Which copy of a library PyTorch loads: the one of its own wheels, whatever the system has.
+pub(super) fn torch_note(facts: &Facts, found: &Found) -> Option<String> {
+    if let Some(torch) = &found.torch {
+        return Some(format!("PyTorch {torch} beside it loads this one."));
+    }
+    let wheel = facts
+        .found
+        .iter()
+        .find(|other| other.kind == found.kind && other.torch.is_some())?;
+    (found.source == "system").then(|| {
+        format!(
+            "PyTorch {} loads the wheel's {} instead; programs that link with this one get this one.",
+            wheel.torch.as_deref().unwrap_or_default(),
+            wheel.version.as_deref().unwrap_or("copy")
+        )
+    })
+}
+
 /// Variables with their values here.
 pub(super) fn variables(facts: &Facts, list: &[(&'static str, &'static str)]) -> Vec<Variable> {
     list.iter()

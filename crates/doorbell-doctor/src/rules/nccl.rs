@@ -4,10 +4,10 @@
 //! proxy (the GPU writes descriptors, a CPU thread posts). The first that initialises is taken.
 
 use super::gates::{
-    devices, doorbell, gpu, gpu_memory, libcuda, libverbs, mlx5, no, node, pass, reliable, said,
-    setting, verbs,
+    devices, doorbell, gpu, gpu_direct, gpu_memory, libcuda, libverbs, mlx5, no, node, pass,
+    reliable, said, setting, verbs,
 };
-use super::{library, path, variables, version};
+use super::{library, path, torch_note, variables, version};
 use crate::facts::{Facts, Found};
 use crate::report::{Gate, GateState, Library, Path, Who};
 
@@ -49,6 +49,7 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         Vec::new(),
     ));
     let mut library = library("nccl", found, paths);
+    library.notes.extend(torch_note(facts, found));
     if let Some(cross) = facts.variable("NCCL_CROSS_NIC").filter(|v| *v == "0") {
         library.notes.push(format!(
             "NCCL_CROSS_NIC={cross}: GIN connects rails only, not every pair of ranks ({INIT})."
@@ -107,6 +108,7 @@ fn common(facts: &Facts, known: Option<(u32, u32, u32)>) -> Vec<Gate> {
     vec![
         has_gin(known),
         gpu(facts, 70, GIN),
+        gpu_direct(facts, INIT),
         libcuda(facts, CUMEM),
         node(
             "a driver for CUDA 12.0 or later (symmetric windows)",

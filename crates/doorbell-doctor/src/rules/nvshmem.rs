@@ -7,9 +7,9 @@ use super::gates::{
     doorbell, gpu, gpu_memory, libcuda, libverbs, mlx5, node, pass, reliable, said, setting, verbs,
     yes,
 };
-use super::{library, path, variables, version};
+use super::{library, path, torch_note, variables, version};
 use crate::facts::{Facts, Found};
-use crate::report::{Gate, Library, Who};
+use crate::report::{Gate, Library, Path, Who};
 
 const INIT: &str = "NVSHMEM 3.8 src/host/transport/transport.cpp";
 const COMMON: &str = "NVSHMEM 3.5.1 transport_ib_common.cpp";
@@ -133,7 +133,7 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         verbs(facts, INIT),
     ];
 
-    let paths = vec![
+    let mut paths = vec![
         path("IBGDA, the GPU rings", Who::Native, rung(&ibgda)),
         path("GPUNetIO GDAKI, the GPU rings", Who::Native, rung(&gdaki)),
         path("IBGDA, a CPU thread rings", Who::Assisted, ibgda),
@@ -146,7 +146,29 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
             vec![gpu(facts, 70, INIT), libcuda(facts, INIT)],
         ),
     ];
+    // Shown to who asks for them: nobody else gets them.
+    for (name, words) in [
+        ("ibdevx", "ibdevx by the CPU proxy"),
+        ("ucx", "ucx by the CPU proxy"),
+    ] {
+        if asked == name {
+            let mut gates = shared(COMMON);
+            gates.extend([
+                module(name),
+                if name == "ucx" {
+                    verbs(facts, COMMON)
+                } else {
+                    mlx5(facts, COMMON)
+                },
+                libverbs(facts, false, COMMON),
+            ]);
+            let before = paths.len() - 1;
+            paths.insert(before, path(words, Who::Assisted, gates));
+        }
+    }
+    let paths = starts(facts, paths, has("gpunetio"), &asked);
     let mut library = library("nvshmem", found, paths);
+    library.notes.extend(torch_note(facts, found));
     if found
         .version
         .as_deref()
@@ -181,6 +203,39 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
         ],
     );
     library
+}
+
+/// Settings by which NVSHMEM ends at its start, whatever the node could do: asking for GDAKI by another transport, or for both ways.
+fn starts(facts: &Facts, paths: Vec<Path>, knows: bool, asked: &str) -> Vec<Path> {
+    let gdaki = knows && yes(facts, "NVSHMEM_GPUNETIO_ENABLE_GDAKI");
+    let both = gdaki && yes(facts, "NVSHMEM_IB_ENABLE_IBGDA");
+    let other = gdaki && asked != "gpunetio";
+    if !both && !other {
+        return paths;
+    }
+    let (found, fix) = match both {
+        true => (
+            "NVSHMEM_IB_ENABLE_IBGDA=1 and NVSHMEM_GPUNETIO_ENABLE_GDAKI=1".to_owned(),
+            "unset one of the two",
+        ),
+        false => (
+            format!("NVSHMEM_GPUNETIO_ENABLE_GDAKI=1 with {asked}"),
+            "NVSHMEM_REMOTE_TRANSPORT=gpunetio, or unset NVSHMEM_GPUNETIO_ENABLE_GDAKI",
+        ),
+    };
+    let gate = setting(
+        "settings with which NVSHMEM starts",
+        false,
+        found,
+        fix,
+        NEITHER,
+    );
+    let with = |p: Path| {
+        let mut gates = p.gates;
+        gates.insert(0, gate.clone());
+        path(p.name, p.who, gates)
+    };
+    paths.into_iter().map(with).collect()
 }
 
 /// Up to 3.5 the name of an adapter must contain a prefix, `mlx5` unless set; later ones take any.

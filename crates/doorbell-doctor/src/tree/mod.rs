@@ -178,6 +178,7 @@ pub(crate) fn may_carry(name: &str) -> bool {
         "HOME",
         "LD_LIBRARY_PATH",
         "LD_PRELOAD",
+        "PATH",
         "VIRTUAL_ENV",
         "CONDA_PREFIX",
         "PYTHONPATH",
