@@ -330,7 +330,6 @@ pub(crate) unsafe extern "C" fn close_coll(comm: *mut c_void) -> Status {
             Err(comm) => Err(Error::InUse {
                 object: "the communicator",
                 by: format!("{} context(s)", Arc::strong_count(&comm) / 2),
-                after: std::time::Duration::ZERO,
                 remedy: "destroy its contexts first",
             }),
         }

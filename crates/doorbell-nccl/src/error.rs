@@ -1,7 +1,5 @@
 //! What can go wrong in the plug-in, and which of NCCL's result codes says so.
 
-use std::time::Duration;
-
 use crate::abi::Status;
 
 /// Result of this crate.
@@ -106,14 +104,12 @@ pub enum Error {
         remedy: &'static str,
     },
     /// An object that is in use still.
-    #[error("{object} is in use still by {by}, after {after:?}: {remedy}")]
+    #[error("{object} is in use still, by {by}: {remedy}")]
     InUse {
         /// What.
         object: &'static str,
         /// By whom.
         by: String,
-        /// How long that was waited for.
-        after: Duration,
         /// What to do.
         remedy: &'static str,
     },

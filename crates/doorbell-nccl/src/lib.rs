@@ -15,6 +15,7 @@ mod error;
 mod handle;
 mod health;
 mod log;
+mod memfd;
 mod node;
 mod settings;
 pub mod v14;

@@ -10,7 +10,7 @@ use doorbell::{Access, Addressing, Memory, Mr, Place};
 use crate::abi::device::MemHandle;
 use crate::abi::{PTR_CUDA, PTR_HOST};
 use crate::comm::Comm;
-use crate::{Error, Result};
+use crate::{Error, Result, memfd};
 
 /// Writes in their order, even without a signal between them (`NCCL_NET_MR_FLAG_FORCE_SO`).
 pub(crate) const FLAG_STRICT: u64 = 1;
@@ -130,6 +130,11 @@ unsafe fn import(comm: &Comm, addr: NonNull<u8>, size: usize, kind: c_int) -> Re
     if kind == PTR_CUDA && device.gpu().is_cuda() {
         // SAFETY: valid until deregistered, which waits for whoever uses it.
         return Ok(unsafe { device.import_gpu(addr.as_ptr() as u64, size, None)? });
+    }
+    if let Some(memfd) = memfd::behind(addr.as_ptr() as usize, size) {
+        // SAFETY: as above, and the kernel says that these bytes are a shared mapping of that memfd.
+        let shared = unsafe { device.import_shared(addr, size, memfd, Arc::new(())) };
+        return Ok(shared?);
     }
     // SAFETY: as above; NCCL's host windows are seen by kernels and plain C++ only.
     Ok(unsafe { device.import_host(addr, size, Arc::new(()))? })

@@ -4,6 +4,7 @@
 //! end with the last of them.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::config::{Config, HcaCores, OnError, Settings};
 use crate::connect::{ConnectError, Destination, Offer, RoceTarget};
 use crate::dma::Engine;
 use crate::endpoint::Endpoint;
-use crate::memory::Memory;
+use crate::memory::{Memory, Sharable};
 use crate::mr::Pd;
 use crate::provider::{Provider, soft::Soft};
 use crate::qp::{Handler, QpCore, QpInner};
@@ -323,6 +324,23 @@ impl Device {
     pub unsafe fn import_host(&self, ptr: NonNull<u8>, len: usize, keep: Keep) -> Result<Memory> {
         // SAFETY: passed on.
         unsafe { Memory::import_host(&self.inner.engine, ptr, len, keep) }
+    }
+
+    /// As [`Device::import_host`], with the memfd that the memory is a mapping of, from `offset` on: peers of this host then reach it
+    /// without help. The memfd must be sealed against shrinking and growing.
+    ///
+    /// # Safety
+    /// As for [`Device::import_host`]; and `ptr` is a shared mapping of those bytes of `memfd`.
+    pub unsafe fn import_shared(
+        &self,
+        ptr: NonNull<u8>,
+        len: usize,
+        (memfd, offset): (Arc<OwnedFd>, usize),
+        keep: Keep,
+    ) -> Result<Memory> {
+        let sharable = Sharable { memfd, offset };
+        // SAFETY: passed on.
+        unsafe { Memory::import_shared(&self.inner.engine, ptr, len, sharable, keep) }
     }
 
     /// GPU memory that somebody else made (a PyTorch tensor, a `cudaMalloc`), of the context that this device uses.

@@ -5,6 +5,7 @@
 //! words ([`Memory::load`], [`Memory::store`]). It stays mapped until its last user, kernels included, is done with it.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,12 +61,19 @@ unsafe impl Sync for Inner {}
 
 enum Backing {
     Buffer(Buffer),
-    Registered(Registered, Option<Arc<SharedRegion>>),
+    Registered(Registered, Option<Sharable>),
     /// Somebody else's GPU memory.
     Foreign(
         u64,
         #[expect(dead_code, reason = "held for its drop")] Option<Keep>,
     ),
+}
+
+/// The memfd that memory lies in, and where.
+#[derive(Clone)]
+pub(crate) struct Sharable {
+    pub(crate) memfd: Arc<OwnedFd>,
+    pub(crate) offset: usize,
 }
 
 impl Drop for Inner {
@@ -117,10 +125,14 @@ impl Memory {
                 };
                 let region = Arc::new(SharedRegion::with_options(len, options)?);
                 let keep: Keep = Arc::clone(&region) as Keep;
+                let sharable = Sharable {
+                    memfd: Arc::clone(region.memfd()),
+                    offset: 0,
+                };
                 // SAFETY: the region stays mapped as long as `keep` lives, and is used through atomics only.
                 let registered =
                     unsafe { gpu.register_host_keeping(region.ptr(), region.len(), keep)? };
-                Backing::Registered(registered, Some(region))
+                Backing::Registered(registered, Some(sharable))
             }
         };
         Ok(Self::new(engine, place, len, backing))
@@ -174,6 +186,21 @@ impl Memory {
     }
 
     /// # Safety
+    /// As for [`crate::Device::import_shared`].
+    pub(crate) unsafe fn import_shared(
+        engine: &Arc<Engine>,
+        ptr: NonNull<u8>,
+        len: usize,
+        sharable: Sharable,
+        keep: Keep,
+    ) -> Result<Self> {
+        // SAFETY: passed on.
+        let registered = unsafe { engine.gpu().register_host_keeping(ptr, len, keep)? };
+        let backing = Backing::Registered(registered, Some(sharable));
+        Ok(Self::new(engine, Place::Shared, len, backing))
+    }
+
+    /// # Safety
     /// As for [`crate::Device::import_gpu`].
     pub(crate) unsafe fn import_gpu(
         engine: &Arc<Engine>,
@@ -205,10 +232,10 @@ impl Memory {
         self.inner.host
     }
 
-    /// The shared region behind it, if it is one.
-    pub(crate) fn shared_region(&self) -> Option<&Arc<SharedRegion>> {
+    /// The memfd behind it, if there is one.
+    pub(crate) fn sharable(&self) -> Option<&Sharable> {
         match &self.inner.backing {
-            Backing::Registered(_, region) => region.as_ref(),
+            Backing::Registered(_, sharable) => sharable.as_ref(),
             _ => None,
         }
     }

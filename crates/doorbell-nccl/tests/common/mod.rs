@@ -6,10 +6,13 @@
 )]
 
 pub mod gin;
+pub mod scenes;
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
-use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use doorbell_nccl::abi::gin::{GinConfigV14, GinPropertiesV14, GinV14};
@@ -105,50 +108,59 @@ pub fn ok(status: Status, what: &str) {
     assert_eq!(status, 0, "{what}: {:?}", log_lines().last());
 }
 
-/// Number of the round, what came so far, what came in the last one.
-type Round = (u64, Vec<Option<Vec<u8>>>, Vec<Vec<u8>>);
-
-/// NCCL's bootstrap: every rank gives bytes and gets all of them.
+/// NCCL's bootstrap: every rank gives bytes and gets all of them. Ranks may be threads of several processes: they meet in a folder.
 pub struct Gather {
-    ranks: usize,
-    state: Mutex<Round>,
-    turned: Condvar,
+    pub ranks: usize,
+    folder: PathBuf,
+    rounds: Vec<AtomicU64>,
+    /// Removed with the gathering, by whoever made it.
+    _made: Option<tempfile::TempDir>,
 }
 
 impl Gather {
     pub fn new(ranks: usize) -> Arc<Self> {
+        let made = tempfile::tempdir().expect("a folder");
+        let folder = made.path().to_owned();
+        Self::at(ranks, folder, Some(made))
+    }
+
+    /// In a folder that another process made.
+    pub fn at(ranks: usize, folder: PathBuf, made: Option<tempfile::TempDir>) -> Arc<Self> {
+        let rounds = (0..ranks).map(|_| AtomicU64::new(0)).collect();
         Arc::new(Self {
             ranks,
-            state: Mutex::new((0, vec![None; ranks], Vec::new())),
-            turned: Condvar::new(),
+            folder,
+            rounds,
+            _made: made,
         })
     }
 
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What every rank gave; `None` if one did not come in time.
+    pub fn try_all(&self, rank: usize, mine: &[u8], time: Duration) -> Option<Vec<Vec<u8>>> {
+        let round = self.rounds[rank].fetch_add(1, Relaxed);
+        let file = |rank: usize| self.folder.join(format!("{round}-{rank}"));
+        let hidden = self.folder.join(format!(".{round}-{rank}"));
+        std::fs::write(&hidden, mine).expect("written");
+        std::fs::rename(&hidden, file(rank)).expect("renamed");
+        let deadline = Instant::now() + time;
+        let mut all = Vec::new();
+        while all.len() < self.ranks {
+            match std::fs::read(file(all.len())) {
+                Ok(bytes) => all.push(bytes),
+                Err(_) if Instant::now() >= deadline => return None,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        Some(all)
+    }
+
     pub fn all(&self, rank: usize, mine: &[u8]) -> Vec<Vec<u8>> {
-        let mut state = self.state.lock().expect("the gathering");
-        let round = state.0;
-        assert!(state.1[rank].replace(mine.to_vec()).is_none());
-        if state.1.iter().all(Option::is_some) {
-            state.2 = state
-                .1
-                .iter_mut()
-                .map(|p| p.take().expect("there"))
-                .collect();
-            state.0 += 1;
-            self.turned.notify_all();
-            return state.2.clone();
-        }
-        let deadline = Instant::now() + LONG;
-        while state.0 == round {
-            let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "a rank of the test did not come");
-            state = self
-                .turned
-                .wait_timeout(state, left)
-                .expect("the gathering")
-                .0;
-        }
-        state.2.clone()
+        self.try_all(rank, mine, LONG)
+            .expect("every rank of the test comes")
     }
 
     pub fn barrier(&self, rank: usize) {
@@ -160,6 +172,24 @@ impl Gather {
 pub struct Pages {
     at: *mut u8,
     len: usize,
+    _fd: Option<OwnedFd>,
+}
+
+/// A sealed memfd.
+fn memfd(len: usize) -> OwnedFd {
+    // SAFETY: plain system calls on a descriptor that is ours.
+    unsafe {
+        let fd = libc::memfd_create(
+            c"window".as_ptr(),
+            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
+        );
+        assert!(fd >= 0);
+        let fd = OwnedFd::from_raw_fd(fd);
+        assert_eq!(libc::ftruncate(fd.as_raw_fd(), len as libc::off_t), 0);
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        assert_eq!(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals), 0);
+        fd
+    }
 }
 
 // SAFETY: plain memory; tests access it by volatile copies.
@@ -182,7 +212,55 @@ impl Pages {
             )
         };
         assert_ne!(at, libc::MAP_FAILED);
-        Self { at: at.cast(), len }
+        Self {
+            at: at.cast(),
+            len,
+            _fd: None,
+        }
+    }
+
+    /// The same 2 MiB again and again.
+    pub fn repeated(len: usize) -> Self {
+        const STEP: usize = 2 << 20;
+        let pages = Self::new(len.next_multiple_of(STEP));
+        let fd = memfd(STEP);
+        for at in (0..pages.len).step_by(STEP) {
+            // SAFETY: replaces a part of the mapping above.
+            let got = unsafe {
+                libc::mmap(
+                    pages.at.add(at).cast(),
+                    STEP,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED | libc::MAP_FIXED,
+                    fd.as_raw_fd(),
+                    0,
+                )
+            };
+            assert_ne!(got, libc::MAP_FAILED);
+        }
+        pages
+    }
+
+    /// In a sealed memfd that stays open, as an allocator of shareable memory has it.
+    pub fn shared(len: usize) -> Self {
+        let fd = memfd(len);
+        // SAFETY: a fresh mapping of the whole memfd.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        Self {
+            at: at.cast(),
+            len,
+            _fd: Some(fd),
+        }
     }
 
     pub fn ptr(&self) -> *mut c_void {
@@ -313,6 +391,11 @@ impl Rank {
 
     /// `regMrSym`: the host's and the device's handle.
     pub fn register(&self, pages: &Pages, flags: u64) -> (*mut c_void, Win) {
+        self.try_register(pages, flags)
+            .unwrap_or_else(|| panic!("regMrSym: {:?}", log_lines().last()))
+    }
+
+    pub fn try_register(&self, pages: &Pages, flags: u64) -> Option<(*mut c_void, Win)> {
         let (mut host, mut device) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the test keeps `pages` until it has deregistered.
         let status = unsafe {
@@ -326,9 +409,11 @@ impl Rank {
                 &mut device,
             )
         };
-        ok(status, "regMrSym");
+        if status != 0 {
+            return None;
+        }
         assert!(!host.is_null() && !device.is_null());
-        (host, Win(device as u64))
+        Some((host, Win(device as u64)))
     }
 
     pub fn deregister(&self, window: *mut c_void) {

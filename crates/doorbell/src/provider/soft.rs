@@ -133,13 +133,12 @@ impl Soft {
 
     fn memory(&self, memory: &Memory) -> Result<hca::Memory> {
         let (len, keep) = (memory.len(), memory.keep());
-        if let Some(region) = memory.shared_region() {
-            let ptr = Shared::new(region.ptr());
+        if let (Some(sharable), Some(ptr)) = (memory.sharable(), memory.host_ptr()) {
             return Ok(hca::Memory::Shared {
-                ptr,
+                ptr: Shared::new(ptr),
                 len,
-                memfd: Arc::clone(region.memfd()),
-                offset: 0,
+                memfd: Arc::clone(&sharable.memfd),
+                offset: sharable.offset as u64,
                 keep,
             });
         }

@@ -1,0 +1,56 @@
+//! Scenes that ranks play whether they are threads or processes.
+
+use super::gin::{Signal, With};
+use super::{LONG, Pages, Rank, config};
+
+/// A pattern that says from whom, to whom and where.
+pub fn pattern(from: usize, to: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i * 7 + from * 31 + to * 101 + i / 256) as u8)
+        .collect()
+}
+
+/// Every rank puts to every rank, itself included, signals and counts; then gets back what it put.
+pub fn all_to_all(rank: &Rank, pages: impl Fn(usize) -> Pages, len: usize) {
+    let (me, ranks) = (rank.rank, rank.ranks);
+    let (source, target) = (pages(ranks * len), pages(2 * ranks * len));
+    for to in 0..ranks {
+        source.write(to * len, &pattern(me, to, len));
+    }
+    let (s, from) = rank.register(&source, 0);
+    let (t, to) = rank.register(&target, 0);
+    let context = rank.create(config(2, 1, 1, 0));
+    let gin = context.gin(0);
+    let at = |r: usize| (r * len) as u64;
+    for peer in 0..ranks {
+        let with = With {
+            counter: Some(0),
+            ..With::signal(Signal::Indexed(1), 1)
+        };
+        gin.put(peer, (to, at(me)), (from, at(peer)), len as u64, with);
+    }
+    gin.wait_signal(1, ranks as u64, LONG);
+    for peer in 0..ranks {
+        assert!(
+            target.read(peer * len, len) == pattern(peer, me, len),
+            "from {peer} to {me}"
+        );
+    }
+    gin.wait_counter(0, ranks as u64, LONG);
+    for peer in 0..ranks {
+        gin.get(peer, (to, at(me)), (to, at(ranks + peer)), len as u64);
+    }
+    gin.flush_all(LONG).expect("complete");
+    for peer in 0..ranks {
+        assert!(
+            target.read((ranks + peer) * len, len) == pattern(me, peer, len),
+            "back from {peer} to {me}"
+        );
+    }
+    assert_eq!((gin.read_signal(0), gin.read_signal(1)), (0, ranks as u64));
+    assert!(!context.has_error());
+    rank.gather.barrier(me);
+    context.destroy();
+    rank.deregister(t);
+    rank.deregister(s);
+}

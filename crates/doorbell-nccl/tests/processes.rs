@@ -1,0 +1,362 @@
+//! Ranks as processes of one host, and the death of one: each test starts this test program again as the other ranks.
+#![cfg(not(miri))]
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::gin::{Failed, Signal, With};
+use common::scenes::all_to_all;
+use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host};
+
+const SCENE: &str = "DOORBELL_TEST_SCENE";
+const FOLDER: &str = "DOORBELL_TEST_FOLDER";
+const RANK: &str = "DOORBELL_TEST_RANK";
+const RANKS: &str = "DOORBELL_TEST_RANKS";
+/// Ranks that are threads of one process.
+const EACH: &str = "DOORBELL_TEST_EACH";
+
+/// A process of the test, ended with it whatever becomes of it.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Started {
+    /// Its exit status, in time.
+    fn ends(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + 2 * LONG;
+        loop {
+            if let Some(status) = self.0.try_wait().expect("a child") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "a rank does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Starts `ranks` ranks, `each` of them threads of one process, all of them children: this test has no rank of its own.
+fn start(
+    scene: &str,
+    ranks: usize,
+    each: usize,
+    variables: &[(&str, &str)],
+) -> (Vec<Started>, tempfile::TempDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let children = (0..ranks)
+        .step_by(each)
+        .map(|rank| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command
+                .args(["--exact", "peer_process", "--ignored", "--nocapture"])
+                .env(SCENE, scene)
+                .env(FOLDER, folder.path())
+                .env(RANK, rank.to_string())
+                .env(RANKS, ranks.to_string())
+                .env(EACH, each.to_string())
+                .env("DOORBELL_ROCE", "udp://127.0.0.1")
+                .envs(variables.iter().copied())
+                .stdout(Stdio::null());
+            Started(command.spawn().expect("a child"))
+        })
+        .collect();
+    (children, folder)
+}
+
+/// All of them end well.
+fn play(scene: &str, ranks: usize, each: usize, variables: &[(&str, &str)]) {
+    let (mut children, _folder) = start(scene, ranks, each, variables);
+    for (n, child) in children.iter_mut().enumerate() {
+        assert_eq!(child.ends(), Some(0), "process {n} of {scene}");
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name).expect("started by a test of this file")
+}
+
+#[test]
+#[ignore = "the other tests of this file run it in processes of its own"]
+fn peer_process() {
+    let number = |name| variable(name).parse::<usize>().expect("a number");
+    let (first, ranks, each) = (number(RANK), number(RANKS), number(EACH));
+    on_the_host();
+    let gather = Gather::at(ranks, variable(FOLDER).into(), None);
+    let scene = variable(SCENE);
+    std::thread::scope(|scope| {
+        for rank in first..first + each {
+            let (gather, scene) = (&gather, scene.as_str());
+            scope.spawn(move || match scene {
+                "shared" => whole(rank, gather, |r| all_to_all(r, Pages::shared, 50_000)),
+                "plain" => whole(rank, gather, |r| all_to_all(r, Pages::new, 20_000)),
+                "leave" => leave(rank, gather),
+                "dies at work" => dies_at_work(rank, gather),
+                "late" => late(rank, gather),
+                step => dies_between(rank, gather, step.parse().expect("a scene")),
+            });
+        }
+    });
+}
+
+/// A rank from its beginning to its end.
+fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
+    let one = Rank::connect(rank, gather);
+    body(&one);
+    one.gather.barrier(rank);
+    one.close();
+}
+
+#[test]
+fn three_processes_reach_each_other_by_shared_memory() {
+    play("shared", 3, 1, &[("DOORBELL_NCCL_LINK", "shm")]);
+}
+
+#[test]
+fn two_processes_of_two_ranks_mix_loopback_and_shared_memory() {
+    play("shared", 4, 2, &[]);
+}
+
+#[test]
+fn two_processes_reach_each_other_by_packets() {
+    play("plain", 2, 1, &[("DOORBELL_NCCL_LINK", "roce")]);
+}
+
+#[test]
+fn ranks_of_one_process_may_use_packets_too() {
+    play("plain", 2, 2, &[("DOORBELL_NCCL_LINK", "roce")]);
+}
+
+/// Who leaves in order is no error for those that stay a while.
+fn leave(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 0, 1, 0));
+    let gin = context.gin(0);
+    for peer in 0..one.ranks {
+        let signal = With::signal(Signal::Indexed(0), 1);
+        gin.put(peer, (win, 8), (win, 0), 8, signal);
+    }
+    gin.wait_signal(0, one.ranks as u64, LONG);
+    gin.flush_all(LONG).expect("complete");
+    gather.barrier(rank);
+    // One after the other, rank 0 as the second, with time between them for a death to be noticed.
+    let turn = (rank + 1) % one.ranks;
+    std::thread::sleep(Duration::from_millis(400) * turn as u32);
+    assert!(!context.has_error(), "{:?}", log_lines());
+    context.destroy();
+    one.deregister(window);
+    one.close();
+    let warnings: Vec<_> = log_lines()
+        .into_iter()
+        .filter(|l| l.starts_with("2 "))
+        .collect();
+    assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn leaving_in_order_is_no_error_for_those_that_stay() {
+    for link in ["shm", "roce"] {
+        play("leave", 3, 1, &[("DOORBELL_NCCL_LINK", link)]);
+    }
+}
+
+/// The last rank dies while the others have work for it.
+fn dies_at_work(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(1 << 16);
+    let (_, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 1, 1, 0));
+    let gin = context.gin(0);
+    one.gather.barrier(rank);
+    let last = one.ranks - 1;
+    if rank == last {
+        std::process::abort();
+    }
+    let died = Instant::now();
+    while !context.has_error() {
+        assert!(
+            died.elapsed() < Duration::from_secs(5),
+            "nobody told this rank: {:?}",
+            log_lines()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let text = log_lines().join("\n");
+    assert!(text.contains(&format!("rank {last}")), "{text}");
+    std::fs::write(
+        gather.folder().join(format!("heard-{rank}")),
+        format!("{}", died.elapsed().as_millis()),
+    )
+    .expect("written");
+    // Work for the dead ends in an error CQE (over packets when they have been repeated often enough), and the living are still reached.
+    gin.put(last, (win, 8), (win, 0), 8, With::default());
+    let ended = gin.flush(last, LONG).expect_err("it is dead");
+    assert!(matches!(ended, Failed::Cqe(..)), "{ended:?}");
+    for peer in 0..last {
+        gin.put(
+            peer,
+            (win, 8),
+            (win, 0),
+            8,
+            With::signal(Signal::Indexed(0), 1),
+        );
+        gin.flush(peer, LONG).expect("it lives");
+    }
+    gin.wait_signal(0, last as u64, LONG);
+    // Who is in a step with the dead hears its number.
+    let (status, _) = one.try_create(config(1, 0, 1, 0));
+    assert_ne!(status, 0);
+    // Nobody leaves while others still look for signals.
+    for peer in 0..last {
+        let name = |r: usize| gather.folder().join(format!("done-{r}"));
+        std::fs::write(name(rank), b"").expect("written");
+        while !name(peer).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    context.destroy();
+}
+
+#[test]
+fn a_rank_that_dies_is_known_to_the_others_within_a_second() {
+    for link in ["shm", "roce"] {
+        let variables = [
+            ("DOORBELL_NCCL_LINK", link),
+            ("DOORBELL_ROCE_TIMEOUT", "12"),
+        ];
+        let (mut children, folder) = start("dies at work", 3, 1, &variables);
+        assert_eq!(children[2].ends(), None, "it aborted");
+        for (rank, child) in children.iter_mut().take(2).enumerate() {
+            assert_eq!(child.ends(), Some(0), "rank {rank} over {link}");
+            let heard = std::fs::read_to_string(folder.path().join(format!("heard-{rank}")));
+            let heard: u64 = heard.expect("it heard").parse().expect("milliseconds");
+            println!("rank {rank} over {link}: heard after {heard} ms");
+        }
+    }
+}
+
+/// The steps of a rank, in the order in which NCCL takes them.
+const STEPS: usize = 7;
+
+/// Rank 1 dies before step `at`; the others end in an error that names it, or do not need it any more.
+fn dies_between(rank: usize, gather: &Arc<Gather>, at: usize) {
+    let victim = 1;
+    let step = |n: usize| {
+        if rank == victim && n == at {
+            std::process::abort();
+        }
+    };
+    let named = || {
+        let text = log_lines().join("\n");
+        assert!(text.contains("rank 1") || text.contains("[1]"), "{text}");
+    };
+    step(0);
+    let mut one = Rank::init(rank, gather);
+    step(1);
+    let (listening, handle) = one.listen_only();
+    let Some(handles) = gather.try_all(rank, &handle, Duration::from_secs(1)) else {
+        // NCCL's own bootstrap would notice.
+        assert!(at <= 1);
+        return;
+    };
+    step(2);
+    let status = one.join(&handles, listening);
+    if status != 0 {
+        assert_eq!(at, 2, "{:?}", log_lines());
+        return named();
+    }
+    common::ok(
+        common::unsafe_one(common::table().close_listen, listening),
+        "closeListen",
+    );
+    step(3);
+    let pages = Pages::shared(4096);
+    let Some((window, win)) = one.try_register(&pages, 0) else {
+        assert_eq!(at, 3, "{:?}", log_lines());
+        return named();
+    };
+    step(4);
+    let (status, context) = one.try_create(config(1, 0, 1, 0));
+    if status != 0 {
+        assert_eq!(at, 4, "{:?}", log_lines());
+        return named();
+    }
+    step(5);
+    let gin = context.gin(0);
+    for peer in 0..one.ranks {
+        gin.put(
+            peer,
+            (win, 8),
+            (win, 0),
+            8,
+            With::signal(Signal::Indexed(0), 1),
+        );
+    }
+    step(6);
+    if !hears(&context) {
+        panic!(
+            "nobody told rank {rank} of the death before step {at}: {:?}",
+            log_lines()
+        );
+    }
+    named();
+    // The rest of the life of a rank whose peer is dead.
+    context.destroy();
+    one.deregister(window);
+    one.close();
+}
+
+fn hears(context: &Context) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !context.has_error() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+#[test]
+fn a_rank_may_die_between_any_two_calls() {
+    for at in 0..STEPS {
+        let (mut children, _folder) =
+            start(&at.to_string(), 3, 1, &[("DOORBELL_NCCL_TIMEOUT", "3")]);
+        assert_eq!(children[1].ends(), None, "it aborted before step {at}");
+        for rank in [0, 2] {
+            assert_eq!(
+                children[rank].ends(),
+                Some(0),
+                "rank {rank}, death before step {at}"
+            );
+        }
+    }
+}
+
+/// Rank 2 does not come to a step.
+fn late(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    if rank == 2 {
+        std::thread::sleep(Duration::from_secs(4));
+        std::process::exit(0);
+    }
+    let begin = Instant::now();
+    let pages = Pages::new(4096);
+    assert!(one.try_register(&pages, 0).is_none());
+    assert!(begin.elapsed() < Duration::from_secs(4));
+    let text = log_lines().join("\n");
+    assert!(text.contains("regMrSym") && text.contains("[2]"), "{text}");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    play("late", 3, 1, &[("DOORBELL_NCCL_TIMEOUT", "1")]);
+}
