@@ -1,18 +1,20 @@
 //! `doorbell dump`: the queue pairs of a running process, and what those that stand still are waiting for.
 //!
-//! The process itself is asked; see `doorbell::report`. One that is idle takes a line, one that is stuck is shown whole.
+//! The process itself is asked, or its flight record read if it cannot answer; see `doorbell::report`. A queue pair that is idle takes a line,
+//! one that is stuck is shown whole. All processes of this host are looked at for what a wait lacks.
 
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::{Context, Result, bail};
-use doorbell::report::{DeviceReport, ProcessReport, QpReport, server};
+use doorbell::report::moment::span;
+use doorbell::report::{DeviceReport, ProcessReport, QpReport, missing, server};
 
 use crate::args::{DumpArgs, Whom};
 use crate::{Ended, table};
 
 /// Asks and prints.
 pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
-    let reports = gather(args.pid)?;
+    let reports = everything(args.pid)?;
     let out = io::stdout();
     let styled = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let mut out = io::BufWriter::new(out.lock());
@@ -31,15 +33,41 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
+/// All that is known of one process, or of all.
+fn everything(whom: Whom) -> Result<Vec<ProcessReport>> {
+    let (mut reports, errors) = match whom {
+        Whom::Process(pid) => {
+            let mut reports = vec![server::find(pid)?];
+            let (others, _) = server::find_all();
+            reports.extend(others.into_iter().filter(|r| r.pid != pid));
+            (reports, Vec::new())
+        }
+        Whom::All => server::find_all(),
+    };
+    for error in errors {
+        crate::complain(&format!("doorbell: {error}"));
+    }
+    missing::name(&mut reports);
+    if let Whom::Process(_) = whom {
+        reports.truncate(1);
+    }
+    if reports.is_empty() {
+        bail!(
+            "no process answers or has left a record: none of this user has an open Doorbell device here, or they run with DOORBELL_REPORT=off"
+        );
+    }
+    Ok(reports)
+}
+
 /// The reports of one process, or of all that answer.
 pub(crate) fn gather(whom: Whom) -> Result<Vec<ProcessReport>> {
     match whom {
-        Whom::Process(pid) => Ok(vec![server::ask(pid)?]),
+        Whom::Process(pid) => Ok(vec![server::ask(pid, false)?]),
         Whom::All => {
             let pids = server::all().context("listing the sockets of this machine")?;
             let mut reports = Vec::new();
             for pid in pids {
-                match server::ask(pid) {
+                match server::ask(pid, false) {
                     Ok(report) => reports.push(report),
                     Err(error) => crate::complain(&format!("doorbell: {error}")),
                 }
@@ -62,13 +90,20 @@ pub(crate) fn command(pid: u32) -> String {
         .filter(|w| !w.is_empty())
         .map(|w| String::from_utf8_lossy(w).escape_debug().to_string())
         .collect();
-    let text = match words.split_first() {
-        Some((program, rest)) => {
-            let name = program.rsplit('/').next().unwrap_or(program);
-            [&[name.to_owned()], rest].concat().join(" ")
-        }
-        None => "its name is not known".to_owned(),
-    };
+    match words.is_empty() {
+        true => "its name is not known".to_owned(),
+        false => short(&words.join(" ")),
+    }
+}
+
+/// A command line without the directory of its program, as far as it fits a line.
+fn short(command: &str) -> String {
+    let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
+    let name = program.rsplit('/').next().unwrap_or(program);
+    let text = format!("{name} {rest}")
+        .trim_end()
+        .escape_debug()
+        .to_string();
     match text.char_indices().nth(52) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
@@ -84,25 +119,35 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport) -> io::Resul
         out,
         "{}",
         bold(format!(
-            "process {} ({}), release {}",
+            "{}process {} ({}), release {}",
+            report.rank.map_or(String::new(), |r| format!("rank {r}, ")),
             report.pid,
-            command(report.pid),
+            match report.command.is_empty() {
+                true => command(report.pid),
+                false => short(&report.command),
+            },
             report.version
         ))
     )?;
+    if let Some(why) = &report.post_mortem {
+        for line in table::wrap(&format!("read from its flight record: {why}"), 77) {
+            writeln!(out, "  {}", bold(line))?;
+        }
+    }
     if report.devices.is_empty() {
         writeln!(out, "  no open device")?;
     }
     for device in &report.devices {
-        head(out, device)?;
+        head(out, report, device)?;
         for qp in &device.qps {
-            queue_pair(out, styled, qp)?;
+            queue_pair(out, styled, report.at_ns, qp)?;
         }
+        regions(out, device)?;
     }
     Ok(())
 }
 
-fn head(out: &mut dyn Write, device: &DeviceReport) -> io::Result<()> {
+fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> io::Result<()> {
     let driver = match device.caller_driven {
         true => "its engine is run by whoever waits",
         false => "its engine has threads of its own",
@@ -113,19 +158,72 @@ fn head(out: &mut dyn Write, device: &DeviceReport) -> io::Result<()> {
         device.id, device.gpu
     )?;
     for (i, core) in device.cores.iter().enumerate() {
-        let state = match &core.dead {
-            Some(reason) => format!("dead: {reason}"),
-            None => format!(
+        let state = match (&core.dead, core.seen_ns) {
+            (Some(reason), _) => format!("dead: {reason}"),
+            (None, seen) if report.post_mortem.is_some() && seen != 0 => format!(
+                "{} rounds, the last {} ago; {} queue pairs",
+                core.rounds,
+                span(report.at_ns.saturating_sub(seen)),
+                core.qps
+            ),
+            (None, _) => format!(
                 "{} rounds, {} of them while it was looked at; {} queue pairs",
                 core.rounds, core.rounds_since, core.qps
             ),
         };
         writeln!(out, "  core {i}: {state}")?;
     }
-    counters(out, "port", &device.roce)
+    counters(out, "port", &device.roce)?;
+    for wait in device.waits.iter().filter(|w| !w.verdict.is_empty()) {
+        writeln!(out)?;
+        for line in table::wrap(&format!("WAIT {}", wait.verdict), 77) {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    Ok(())
 }
 
-fn queue_pair(out: &mut dyn Write, styled: bool, qp: &QpReport) -> io::Result<()> {
+/// Regions shown at most; what is left out is said.
+const REGIONS: usize = 16;
+
+fn regions(out: &mut dyn Write, device: &DeviceReport) -> io::Result<()> {
+    if device.regions.is_empty() || !device.qps.iter().any(|q| q.stuck) {
+        return Ok(());
+    }
+    writeln!(out, "\nregions")?;
+    for r in device.regions.iter().take(REGIONS) {
+        writeln!(
+            out,
+            "  {:#010x}  {} bytes at {:#x}{}, {}",
+            r.key,
+            r.len,
+            r.addr,
+            if r.on_gpu { " (GPU)" } else { "" },
+            match r.base == r.addr {
+                true => "by address".to_owned(),
+                false => format!("from {:#x}", r.base),
+            }
+        )?;
+    }
+    match device.regions.len().saturating_sub(REGIONS) {
+        0 => Ok(()),
+        more => writeln!(out, "  and {more} more"),
+    }
+}
+
+/// The latest events, with how long ago they were.
+fn events(out: &mut dyn Write, at_ns: u64, qp: &QpReport) -> io::Result<()> {
+    const SHOWN: usize = 8;
+    let skip = qp.events.len().saturating_sub(SHOWN);
+    for (i, event) in qp.events.iter().skip(skip).enumerate() {
+        let ago = span(at_ns.saturating_sub(event.at_ns));
+        let name = if i == 0 { "events" } else { "" };
+        writeln!(out, "  {name:6}  {ago:>8} ago  {}", event.text())?;
+    }
+    Ok(())
+}
+
+fn queue_pair(out: &mut dyn Write, styled: bool, at_ns: u64, qp: &QpReport) -> io::Result<()> {
     let (word, colour) = match (qp.stuck, qp.moving) {
         (true, _) => ("STUCK", "1;31"),
         (_, true) => ("moving", "32"),
@@ -181,6 +279,11 @@ fn queue_pair(out: &mut dyn Write, styled: bool, qp: &QpReport) -> io::Result<()
             number(qp.doorbell)
         ),
     ));
+    match (qp.link.as_str(), qp.peer_qpn, &qp.peer) {
+        ("", ..) | (_, None, _) => {}
+        (link, _, Some(peer)) => facts.push(("peer", format!("{link}, {peer}"))),
+        (link, Some(number), None) => facts.push(("peer", format!("{link}, QP {number:#08x}"))),
+    }
     let facts: Vec<(String, String)> = facts
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
@@ -189,7 +292,8 @@ fn queue_pair(out: &mut dyn Write, styled: bool, qp: &QpReport) -> io::Result<()
     counters(out, "done  ", &qp.counters)?;
     counters(out, "RoCE  ", &qp.roce)?;
     bytes(out, "next  ", qp.next.as_deref())?;
-    bytes(out, "CQE   ", qp.cqe.as_deref())
+    bytes(out, "CQE   ", qp.cqe.as_deref())?;
+    events(out, at_ns, qp)
 }
 
 /// Those that are not zero.

@@ -90,10 +90,22 @@ fn a_running_process_is_watched_and_a_killed_one_missed() {
     assert!(succeed(&["dump", "all"]).contains(&format!("process {pid} ")));
     perf.0.kill().unwrap();
     perf.0.wait().unwrap();
-    let output = run(&["dump", &pid]);
+    let text = succeed(&["dump", &pid]);
+    assert!(text.contains("post-mortem: it ended"), "{text}");
+    assert!(text.contains("QP 0x"), "{text}");
+    let output = run(&["stat", &pid, "--count", "1"]);
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(err.contains("answers no questions"), "{err}");
+    forget(&pid);
+}
+
+/// The records of a process that was killed.
+fn forget(pid: &str) {
+    let number = pid.parse().unwrap();
+    for (_, path) in doorbell::report::records(number) {
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
 #[test]

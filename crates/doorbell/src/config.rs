@@ -78,6 +78,45 @@ impl fmt::Display for OnError {
     }
 }
 
+/// What the flight recorder keeps of each queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorder {
+    /// Nothing.
+    Off,
+    /// So many of the latest events, a power of two from 32 to 1048576, in a file that survives the process.
+    On(u32),
+}
+
+impl Recorder {
+    /// The usual size of its rings.
+    pub const EVENTS: u32 = 1 << doorbell_hca::record::Recording::LOG_EVENTS;
+}
+
+impl FromStr for Recorder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse::<u32>()) {
+            ("off", _) => Ok(Self::Off),
+            ("on", _) => Ok(Self::On(Self::EVENTS)),
+            (_, Ok(n)) if n.is_power_of_two() && (32..=1 << 20).contains(&n) => Ok(Self::On(n)),
+            _ => Err(
+                "give on, off, or how many events to keep of a queue pair: a power of two from 32 to 1048576".to_owned(),
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::On(Self::EVENTS) => f.write_str("on"),
+            Self::On(n) => write!(f, "{n}"),
+        }
+    }
+}
+
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -131,6 +170,8 @@ pub struct Config {
     pub emulate_warp: Option<bool>,
     /// What happens to foreign kernels on a failed QP (`DOORBELL_ON_ERROR`: `report` or `release`).
     pub on_error: Option<OnError>,
+    /// What the flight recorder keeps (`DOORBELL_RECORD`: `on`, `off`, or events of a queue pair).
+    pub record: Option<Recorder>,
     /// Through which port RoCE packets go (`DOORBELL_ROCE`): `udp` (at the address of the default route),
     /// `udp://ADDR[:PORT]`, `raw:IFNAME`, `dgram:LOCAL,REMOTE`.
     pub roce: Option<String>,
@@ -174,6 +215,8 @@ pub struct Settings {
     pub emulate_warp: bool,
     /// What happens to foreign kernels on a failed QP.
     pub on_error: OnError,
+    /// What the flight recorder keeps.
+    pub record: Recorder,
     /// Through which port RoCE packets go.
     pub roce: String,
     /// Payload of a RoCE packet at most; `None`: what fits the port.
@@ -393,6 +436,20 @@ impl Config {
             OnError::from_str,
             |v| v.to_string(),
         )?;
+        let record = r.pick(
+            (
+                "record",
+                "DOORBELL_RECORD",
+                "what is kept of each queue pair for doorbell dump",
+            ),
+            self.record,
+            (
+                Recorder::On(Recorder::EVENTS),
+                "it costs a few per cent of a core's highest rate, and a job that hangs can be read",
+            ),
+            Recorder::from_str,
+            |v| v.to_string(),
+        )?;
         let roce = r.pick(
             ("roce", "DOORBELL_ROCE", "the port of RoCE packets"),
             self.roce.clone(),
@@ -455,6 +512,7 @@ impl Config {
             quiesce,
             emulate_warp,
             on_error,
+            record,
             explained: r.lines,
         })
     }
@@ -517,6 +575,7 @@ mod tests {
             quiesce: Some(Duration::from_millis(7)),
             emulate_warp: Some(true),
             on_error: Some(OnError::Release),
+            record: Some(Recorder::On(64)),
             roce: Some("udp://127.0.0.1".to_owned()),
             roce_mtu: Some(1024),
             roce_timeout: Some(14),
@@ -548,6 +607,7 @@ mod tests {
             ("DOORBELL_QUIESCE_MS", "0"),
             ("DOORBELL_HOST_WARP", "2"),
             ("DOORBELL_ON_ERROR", "panic"),
+            ("DOORBELL_RECORD", "33"),
             ("DOORBELL_ROCE_MTU", "1500"),
             ("DOORBELL_ROCE_TIMEOUT", "32"),
             ("DOORBELL_ROCE_RETRY", "8"),

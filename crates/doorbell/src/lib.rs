@@ -92,7 +92,7 @@ mod qp;
 pub mod report;
 
 pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Meeting, Rendezvous};
-pub use config::{Config, HcaCores, OnError, RoceWrap, Setting, Settings, Source};
+pub use config::{Config, HcaCores, OnError, Recorder, RoceWrap, Setting, Settings, Source};
 pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
 pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};
 pub use device::{AsyncError, Device, DeviceBuilder};

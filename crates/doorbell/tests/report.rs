@@ -104,7 +104,7 @@ fn a_failure_is_shown_with_its_first_error() {
 fn the_socket_gives_what_is_there() {
     let (device, _mr, qp) = bench();
     let pid = std::process::id();
-    let report = server::ask(pid).unwrap();
+    let report = server::ask(pid, true).unwrap();
     assert_eq!(
         (report.pid, report.schema.as_str()),
         (pid, doorbell::report::SCHEMA)
@@ -116,6 +116,6 @@ fn the_socket_gives_what_is_there() {
     assert!(server::all().unwrap().contains(&pid));
     // What was dropped is gone from it.
     drop((device, _mr, qp));
-    let report = server::ask(pid).unwrap();
+    let report = server::ask(pid, true).unwrap();
     assert!(report.devices.iter().all(|d| d.id != here));
 }

@@ -153,6 +153,9 @@ mod tests {
             pid: 7,
             at_ns,
             cpu_ns,
+            rank: None,
+            command: String::new(),
+            post_mortem: None,
             devices: Vec::new(),
         }
     }

@@ -20,6 +20,7 @@ pub use read::{BadRecord, CoreRecord, Event, Park, QpRecord, Record, RegionRecor
 pub use waits::{WaitKind, WaitRecord, Waiting};
 
 pub(crate) use store::Store;
+pub use store::rank;
 pub(crate) use tape::{Beat, Description, Tape};
 
 /// Nanoseconds of the monotonic clock, which all times of records are in.

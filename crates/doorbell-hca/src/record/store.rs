@@ -430,7 +430,7 @@ impl Store {
 }
 
 /// Which process of its job this is, by the variables of the usual launchers.
-fn rank() -> Option<u32> {
+pub fn rank() -> Option<u32> {
     [
         "DOORBELL_RANK",
         "OMPI_COMM_WORLD_RANK",

@@ -168,6 +168,12 @@ pub trait ProviderQp: Send + Sync {
         None
     }
 
+    /// Where the posting side keeps its indexes, in host memory, for who looks at them when this process cannot any more.
+    ///
+    /// # Safety
+    /// `at` is a [`doorbell_device::layout::GpuQp`] that is mapped as long as `keep` lives.
+    unsafe fn watch_poster(&self, _at: NonNull<u8>, _keep: Keep) {}
+
     /// `EXT_*` flags of [`doorbell_device::layout::QpExt`].
     fn ext_flags(&self) -> u32;
 

@@ -4,6 +4,7 @@
 //! kind of memory, since an engine core scans them eight at a time.
 
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use doorbell_device::layout::{CqKind, EXT_SOFT_ENGINE, ErrorWord};
 use doorbell_gpu::{Buffer, Gpu, Keep, MemKind, RelaxHook};
 use doorbell_hca as hca;
 use doorbell_hca::dma::Dma;
+use doorbell_hca::record::Recording;
 use doorbell_hca::shm::{DeviceImporter, Shm, ShmConfig, ShmLink, SlotQp};
 use doorbell_hca::{
     Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig, HcaError,
@@ -20,7 +22,7 @@ use doorbell_wire::{Qpn, Vendor};
 
 use super::roce::{self, RoceSettings};
 use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
-use crate::config::{HcaCores, OnError, Settings};
+use crate::config::{HcaCores, OnError, Recorder, Settings};
 use crate::connect::{Destination, Offer};
 use crate::dma::Engine;
 use crate::fork::Here;
@@ -52,6 +54,7 @@ impl Soft {
     pub(crate) fn open(engine: &Arc<Engine>, settings: &Settings) -> Result<Self> {
         let gpu = engine.gpu();
         let caller = settings.hca_cores == HcaCores::Caller;
+        let id = rand::random();
         let config = HcaConfig {
             cores: match settings.hca_cores {
                 HcaCores::Caller => Cores::CallerDriven,
@@ -62,6 +65,13 @@ impl Soft {
                 None => hca::Affinity::Auto,
             },
             drop_timeout: settings.quiesce,
+            record: match settings.record {
+                Recorder::Off => Recording::Off,
+                Recorder::On(events) => Recording::File {
+                    log_events: events.ilog2(),
+                    id,
+                },
+            },
             ..HcaConfig::default()
         };
         let hca = Here::new(gpu, Hca::new(config)?);
@@ -73,7 +83,7 @@ impl Soft {
             shm: Here::new(gpu, shm),
             driver: caller.then(|| hca.driver()),
             dma: engine.dma(),
-            id: rand::random(),
+            id,
             arrays: Mutex::new(Vec::new()),
             gpu: gpu.clone(),
             timeout: settings.quiesce,
@@ -409,6 +419,15 @@ impl ProviderQp for SoftQp {
     fn peek_doorbell(&self) -> Option<u64> {
         // SAFETY: `slot` keeps its array mapped; doorbells are single 8-byte stores.
         Some(unsafe { self.slot.word().load() })
+    }
+
+    unsafe fn watch_poster(&self, at: NonNull<u8>, keep: Keep) {
+        let at = Shared::new(at.cast());
+        // SAFETY: the caller's promise.
+        let told = self.alive(|qp| unsafe { qp.watch_poster(at, keep, self.timeout) });
+        if let Ok(Err(e)) = told {
+            tracing::debug!("the flight recorder was not told of an export: {e}");
+        }
     }
 
     fn ext_flags(&self) -> u32 {

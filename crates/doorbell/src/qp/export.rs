@@ -221,6 +221,22 @@ impl Export {
             image.extend_from_slice(&(base + ext as u64).to_ne_bytes());
         }
         memory.write(0, &image)?;
+        if let Some(host) = memory.host_ptr() {
+            let told = |inner: &QpInner, offset: usize| {
+                // SAFETY: the structure was just written there, and the memory is kept.
+                unsafe {
+                    inner
+                        .provider
+                        .watch_poster(host.add(offset), Arc::clone(&memory) as doorbell_gpu::Keep);
+                }
+            };
+            for (i, inner) in qps.iter().enumerate() {
+                told(inner, i * stride);
+                if let Some(companion) = &inner.companion {
+                    told(companion, companions + i * (384 + EXT));
+                }
+            }
+        }
         Ok(Self {
             memory,
             qps: qps.iter().map(|&q| Arc::clone(q)).collect(),

@@ -8,6 +8,8 @@
 use std::time::Duration;
 
 use doorbell_device::layout::CqKind;
+use doorbell_hca as rec;
+use doorbell_hca::record::QpRecord;
 use doorbell_wire::cqe::{Cqe, CqeTail, ErrorCqe};
 use doorbell_wire::{Chunk, Ctrl, Dump, Opcode};
 use serde::{Deserialize, Serialize};
@@ -15,11 +17,22 @@ use serde::{Deserialize, Serialize};
 use crate::device::{Device, Inner};
 use crate::qp::{Handler, QpCore, QpCounters, QpState};
 
+pub mod missing;
+pub mod moment;
+mod parts;
+pub mod postmortem;
 pub mod server;
 mod verdict;
 
+pub use parts::{EventReport, PendingReport, RegionReport, WaitReport};
+
 /// Name and version of the document that [`server`] gives out.
 pub const SCHEMA: &str = "doorbell-report/1";
+
+/// The flight records that a process has left, and their files.
+pub fn records(pid: u32) -> Vec<(u32, std::path::PathBuf)> {
+    doorbell_hca::record::dir::files(Some(pid))
+}
 
 /// Everything that a process has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,6 +47,15 @@ pub struct ProcessReport {
     pub at_ns: u64,
     /// Processor time that it has used, nanoseconds.
     pub cpu_ns: u64,
+    /// Rank in its job, if a launcher gave it one.
+    #[serde(default)]
+    pub rank: Option<u32>,
+    /// Its command line.
+    #[serde(default)]
+    pub command: String,
+    /// Why it did not answer for itself, if this was read from its flight record.
+    #[serde(default)]
+    pub post_mortem: Option<String>,
     /// Open devices.
     pub devices: Vec<DeviceReport>,
 }
@@ -53,6 +75,12 @@ pub struct DeviceReport {
     pub qps: Vec<QpReport>,
     /// Counters of the RoCE port, by the names of the rdma tool.
     pub roce: Vec<(String, u64)>,
+    /// Memory regions, as far as the flight recorder has room for them.
+    #[serde(default)]
+    pub regions: Vec<RegionReport>,
+    /// Waits that have lasted.
+    #[serde(default)]
+    pub waits: Vec<WaitReport>,
 }
 
 /// An engine core.
@@ -68,6 +96,9 @@ pub struct CoreReport {
     pub qps: u64,
     /// What it counts.
     pub counters: Vec<(String, u64)>,
+    /// When it last worked, or looked around while it idled; nanoseconds of the monotonic clock, 0 if that is not recorded.
+    #[serde(default)]
+    pub seen_ns: u64,
 }
 
 /// A queue pair.
@@ -105,6 +136,27 @@ pub struct QpReport {
     pub counters: Vec<(String, u64)>,
     /// What its RoCE connection counts, by the names of the rdma tool.
     pub roce: Vec<(String, u64)>,
+    /// Where its requests go: `loopback`, `shm`, `roce`, or nowhere yet.
+    #[serde(default)]
+    pub link: String,
+    /// Number of the queue pair at the other end.
+    #[serde(default)]
+    pub peer_qpn: Option<u32>,
+    /// What the other end says of itself, if it was asked and answered.
+    #[serde(default)]
+    pub peer: Option<String>,
+    /// Slots that the engine has seen written, rung or not.
+    #[serde(default)]
+    pub posted: Option<u64>,
+    /// What the engine has set it aside for.
+    #[serde(default)]
+    pub parked: Option<String>,
+    /// Requests that are written and not complete.
+    #[serde(default)]
+    pub pending: Vec<PendingReport>,
+    /// The latest events, oldest first.
+    #[serde(default)]
+    pub events: Vec<EventReport>,
     /// Something changed between two looks.
     pub moving: bool,
     /// It stands still with work to do, or it has failed.
@@ -147,6 +199,7 @@ impl Device {
 /// One look.
 fn look(device: &Inner) -> DeviceReport {
     let info = device.gpu.info();
+    let record = device.soft.as_ref().and_then(|soft| soft.hca().record());
     let cores = match &device.soft {
         Some(soft) => soft.hca().health(),
         None => Vec::new(),
@@ -160,7 +213,8 @@ fn look(device: &Inner) -> DeviceReport {
         caller_driven: device.settings.hca_cores == crate::HcaCores::Caller,
         cores: cores
             .into_iter()
-            .map(|core| CoreReport {
+            .enumerate()
+            .map(|(i, core)| CoreReport {
                 dead: core.dead,
                 rounds: core.rounds,
                 rounds_since: 0,
@@ -171,10 +225,32 @@ fn look(device: &Inner) -> DeviceReport {
                     ("sleeps", core.counters.sleeps),
                     ("errors", core.counters.errors),
                 ]),
+                seen_ns: record
+                    .as_ref()
+                    .and_then(|r| r.cores.get(i))
+                    .map_or(0, |c| c.seen_ns),
             })
             .collect(),
-        qps: device.queue_pairs().iter().map(qp).collect(),
+        qps: device
+            .queue_pairs()
+            .iter()
+            .map(|one| {
+                // A block that was given back may name the same queue pair.
+                let of = |r: &&QpRecord| r.qpn == one.qpn() && r.state != rec::QpState::Destroyed;
+                qp(one, record.as_ref().and_then(|r| r.qps.iter().find(of)))
+            })
+            .collect(),
         roce: owned(device.provider.roce_counters()),
+        regions: record
+            .iter()
+            .flat_map(|r| &r.regions)
+            .map(RegionReport::of)
+            .collect(),
+        waits: record
+            .iter()
+            .flat_map(|r| &r.waits)
+            .map(WaitReport::of)
+            .collect(),
     }
 }
 
@@ -206,7 +282,7 @@ fn owned(counters: Vec<(&'static str, u64)>) -> Vec<(String, u64)> {
     named(&counters)
 }
 
-fn qp(qp: &QpCore) -> QpReport {
+fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
     let counters: QpCounters = qp.counters();
     let engine = qp
         .inner
@@ -217,6 +293,19 @@ fn qp(qp: &QpCore) -> QpReport {
         ready: p.ready,
         rung: p.rung,
         consumed: p.completed,
+    });
+    let events = record.map(parts::events).unwrap_or_default();
+    let (link, peer_qpn) = record.map(parts::link).unwrap_or_default();
+    let posted = record.map(|r| r.posted);
+    let pending = engine.map_or(Vec::new(), |engine| {
+        let end = engine
+            .rung
+            .max(poster.map_or(0, |p| p.ready))
+            .max(posted.unwrap_or(0))
+            .min(engine.completed + u64::from(qp.depth()));
+        parts::pending(qp.qpn(), (engine.completed, end), &events, |at| {
+            qp.peek_wqe(at).ok()
+        })
     });
     QpReport {
         qpn: qp.qpn(),
@@ -243,7 +332,7 @@ fn qp(qp: &QpCore) -> QpReport {
                 Handler::Record | Handler::Only => doorbell_wire::db::parse(word).0.into(),
             }
         }),
-        next: next(qp, engine, poster),
+        next: next(qp, engine, poster, posted),
         cqe: engine.and_then(|engine| cqe(qp, engine)),
         error: match qp.state() {
             QpState::Destroyed => None,
@@ -262,6 +351,16 @@ fn qp(qp: &QpCore) -> QpReport {
             ("flushed", counters.flushed),
         ]),
         roce: owned(qp.roce_counters()),
+        link,
+        peer_qpn,
+        peer: None,
+        posted,
+        parked: record
+            .and_then(|r| r.still.as_ref())
+            .filter(|s| s.parked != rec::record::Park::None)
+            .map(|s| s.parked.text().to_owned()),
+        pending,
+        events,
         moving: false,
         stuck: false,
         verdict: String::new(),
@@ -269,15 +368,29 @@ fn qp(qp: &QpCore) -> QpReport {
 }
 
 /// The first WQE that is not complete, if one was handed out.
-fn next(qp: &QpCore, engine: Option<Seen>, poster: Option<Poster>) -> Option<String> {
+fn next(
+    qp: &QpCore,
+    engine: Option<Seen>,
+    poster: Option<Poster>,
+    posted: Option<u64>,
+) -> Option<String> {
     let engine = engine?;
-    let written = poster.map_or(engine.rung, |p| p.reserved.max(engine.rung));
+    let written = poster
+        .map_or(0, |p| p.reserved)
+        .max(engine.rung)
+        .max(posted.unwrap_or(0));
     if engine.completed >= written {
         return None;
     }
+    next_text(|slot| qp.peek_wqe(engine.completed + slot).ok())
+}
+
+/// A WQE of two slots at most, decoded.
+fn next_text(slot: impl Fn(u64) -> Option<[u8; 64]>) -> Option<String> {
     let mut chunks = Vec::new();
-    for slot in 0..2 {
-        let bytes = qp.peek_wqe(engine.completed + slot).ok()?;
+    for at in 0..2 {
+        // A copy may end behind the first.
+        let bytes = slot(at).or((at == 1).then_some([0; 64]))?;
         chunks.extend(bytes.as_chunks::<16>().0.iter().map(Chunk::from_bytes));
     }
     let ds = usize::from(Ctrl::parse(chunks[0]).ds).clamp(1, chunks.len());
@@ -288,6 +401,11 @@ fn next(qp: &QpCore, engine: Option<Seen>, poster: Option<Poster>) -> Option<Str
 fn cqe(qp: &QpCore, engine: Seen) -> Option<String> {
     let last = engine.completed.checked_sub(1)? as u32;
     let bytes = qp.cq().peek(last).ok()?;
+    Some(cqe_text(&bytes))
+}
+
+/// A CQE in words, with its last bytes.
+fn cqe_text(bytes: &[u8; 64]) -> String {
     let (pieces, _) = bytes.as_chunks::<16>();
     let chunks: [Chunk; 4] = std::array::from_fn(|i| Chunk::from_bytes(&pieces[i]));
     let words = match ErrorCqe::parse(&chunks) {
@@ -304,5 +422,5 @@ fn cqe(qp: &QpCore, engine: Seen) -> Option<String> {
             format!("WQE {} completed: {opcode}", cqe.tail.wqe_counter())
         }
     };
-    Some(format!("{words}\n  30: {:?}", chunks[3]))
+    format!("{words}\n  30: {:?}", chunks[3])
 }

@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::{ProcessReport, SCHEMA, look, settle};
+use super::{ProcessReport, SCHEMA, look, postmortem, settle};
 use crate::device::Inner;
 
 /// How long either side waits for the other.
@@ -21,6 +21,8 @@ const APART: Duration = Duration::from_millis(50);
 const MOST: u64 = 256 << 20;
 /// A question is one short line.
 const LINE: u64 = 128;
+/// What it says to be answered with everything.
+const FULL: &str = " full";
 
 /// Devices that are open, and the process whose thread answers.
 static OPEN: Mutex<(u32, Vec<Weak<Inner>>)> = Mutex::new((0, Vec::new()));
@@ -118,8 +120,9 @@ fn off() -> bool {
     std::env::var_os("DOORBELL_REPORT").is_some_and(|v| v == "off")
 }
 
-/// The report of this process.
-pub fn own() -> ProcessReport {
+/// The report of this process. Events and waiting requests are left out of one that is not `full`: whoever looks every second does not need
+/// them.
+pub fn own(full: bool) -> ProcessReport {
     let devices: Vec<_> = {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.1.iter().filter_map(Weak::upgrade).collect()
@@ -138,12 +141,35 @@ pub fn own() -> ProcessReport {
         pid: std::process::id(),
         at_ns: now(rustix::time::ClockId::Monotonic),
         cpu_ns: now(rustix::time::ClockId::ProcessCPUTime),
+        rank: rank(),
+        command: command(),
+        post_mortem: None,
         devices: devices
             .iter()
             .zip(&first)
             .map(|(device, first)| settle(first, look(device)))
+            .map(|mut report| {
+                for qp in report.qps.iter_mut().filter(|_| !full) {
+                    qp.events.clear();
+                    qp.pending.clear();
+                }
+                report
+            })
             .collect(),
     }
+}
+
+/// Rank in its job.
+fn rank() -> Option<u32> {
+    doorbell_hca::record::rank()
+}
+
+/// The command line of this process.
+fn command() -> String {
+    let words: Vec<String> = std::env::args_os()
+        .map(|w| w.to_string_lossy().into_owned())
+        .collect();
+    words.join(" ")
 }
 
 fn answer(stream: &UnixStream) -> io::Result<()> {
@@ -157,17 +183,17 @@ fn answer(stream: &UnixStream) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream.take(LINE)).read_line(&mut line)?;
     // Whatever was asked is answered with what this release has; the name in it says which that is.
-    let mut report = serde_json::to_vec(&own())?;
+    let mut report = serde_json::to_vec(&own(line.contains(FULL)))?;
     report.push(b'\n');
     let mut stream = stream;
     stream.write_all(&report)
 }
 
-/// Asks another process (or this one).
+/// Asks another process (or this one), for everything or for what changes from second to second.
 ///
 /// # Errors
 /// [`ReportError`]: nobody answers, a stranger does, another release, nonsense, or the time is up.
-pub fn ask(pid: u32) -> Result<ProcessReport, ReportError> {
+pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
     let os = |source| ReportError::Os { pid, source };
     let stream = match address(pid).and_then(|a| UnixStream::connect_addr(&a)) {
         Ok(stream) => stream,
@@ -189,7 +215,8 @@ pub fn ask(pid: u32) -> Result<ProcessReport, ReportError> {
         });
     }
     let mut writer = &stream;
-    writeln!(writer, "{SCHEMA}").map_err(os)?;
+    let more = if full { FULL } else { "" };
+    writeln!(writer, "{SCHEMA}{more}").map_err(os)?;
     let mut text = Vec::new();
     (&stream).take(MOST).read_to_end(&mut text).map_err(os)?;
     parse(pid, &text)
@@ -232,6 +259,46 @@ pub fn all() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// What is known of a process: what it says, or, if it cannot answer, what its flight record says.
+///
+/// # Errors
+/// [`ReportError`] if there is neither.
+pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
+    // One that is stopped would not answer however long it is asked.
+    if let Some(report) = postmortem::of(pid)
+        && report
+            .post_mortem
+            .as_ref()
+            .is_some_and(|w| w.contains("is stopped"))
+    {
+        return Ok(report);
+    }
+    match ask(pid, true) {
+        Ok(report) => Ok(report),
+        Err(error @ (ReportError::Nobody { .. } | ReportError::Os { .. })) => {
+            postmortem::of(pid).ok_or(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// All that can be known of processes of this user, and what went wrong with the others.
+pub fn find_all() -> (Vec<ProcessReport>, Vec<ReportError>) {
+    let mut pids = postmortem::all();
+    // Without the list of sockets there are still the records.
+    pids.extend(all().unwrap_or_default());
+    pids.sort_unstable();
+    pids.dedup();
+    let (mut reports, mut errors) = (Vec::new(), Vec::new());
+    for pid in pids {
+        match find(pid) {
+            Ok(report) => reports.push(report),
+            Err(error) => errors.push(error),
+        }
+    }
+    (reports, errors)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,7 +324,7 @@ mod tests {
     #[test]
     fn nobody_answers_for_no_process() {
         // Beyond the largest PID that Linux gives.
-        let error = ask(1 << 30).unwrap_err();
+        let error = ask(1 << 30, true).unwrap_err();
         assert!(matches!(error, ReportError::Nobody { .. }), "{error}");
     }
 }

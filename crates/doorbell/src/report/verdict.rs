@@ -3,7 +3,8 @@
 //! Work goes through stages, each with an index: reserved, written and published, rung, seen by the engine, complete. The
 //! earliest stage that has fallen behind the one before it names what is missing.
 
-use super::{CoreReport, QpReport};
+use super::moment::moment;
+use super::{CoreReport, QpReport, parts};
 
 /// Moving, stuck, and what there is to say.
 pub(super) fn of(
@@ -88,9 +89,10 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
             return (
                 true,
                 format!(
-                    "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one",
+                    "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one{}",
                     poster.rung,
-                    wait(poster.ready - poster.rung)
+                    wait(poster.ready - poster.rung),
+                    posted(qp, poster.rung)
                 ),
             );
         }
@@ -108,13 +110,34 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
         return (
             true,
             format!(
-                "WQE {} is in the record and no doorbell told the engine ({words})",
-                engine.rung
+                "WQE {} is in the record and no doorbell told the engine ({words}){}",
+                engine.rung,
+                posted(qp, engine.rung)
+            ),
+        );
+    }
+    if let (None, Some(written)) = (qp.poster, qp.posted)
+        && written > engine.rung
+    {
+        return (
+            true,
+            format!(
+                "WQE {} is written, and not covered by any doorbell ({words}); {} for one{}",
+                engine.rung,
+                wait(written - engine.rung),
+                posted(qp, engine.rung)
             ),
         );
     }
     let done = engine.completed;
     (false, format!("idle: all of {done} slots are complete"))
+}
+
+/// When the engine first saw a slot, if it is remembered.
+fn posted(qp: &QpReport, slot: u64) -> String {
+    parts::first_sight(&qp.events, slot).map_or(String::new(), |ns| {
+        format!("; the engine first saw it at {}", moment(ns))
+    })
 }
 
 fn wait(slots: u64) -> String {
@@ -135,6 +158,9 @@ fn reason(qp: &QpReport, at: u64) -> String {
     }
     if next.contains(": WAIT ") {
         return "it waits for another queue's completion".to_owned();
+    }
+    if let Some(parked) = &qp.parked {
+        return format!("the engine has set it aside, it waits for {parked}");
     }
     "the engine has set it aside: copies are under way, the target has no receive, or the peer does not answer".to_owned()
 }
@@ -171,6 +197,13 @@ mod tests {
             error: None,
             counters: Vec::new(),
             roce: Vec::new(),
+            link: String::new(),
+            peer_qpn: None,
+            peer: None,
+            posted: None,
+            parked: None,
+            pending: Vec::new(),
+            events: Vec::new(),
             moving: false,
             stuck: false,
             verdict: String::new(),
@@ -184,6 +217,7 @@ mod tests {
             rounds_since,
             qps: 1,
             counters: Vec::new(),
+            seen_ns: 0,
         }
     }
 
