@@ -140,7 +140,7 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport) -> io::Resul
     for device in &report.devices {
         head(out, report, device)?;
         for qp in &device.qps {
-            queue_pair(out, styled, report.at_ns, qp)?;
+            queue_pair(out, styled, report, qp)?;
         }
         regions(out, device)?;
     }
@@ -223,7 +223,12 @@ fn events(out: &mut dyn Write, at_ns: u64, qp: &QpReport) -> io::Result<()> {
     Ok(())
 }
 
-fn queue_pair(out: &mut dyn Write, styled: bool, at_ns: u64, qp: &QpReport) -> io::Result<()> {
+fn queue_pair(
+    out: &mut dyn Write,
+    styled: bool,
+    report: &ProcessReport,
+    qp: &QpReport,
+) -> io::Result<()> {
     let (word, colour) = match (qp.stuck, qp.moving) {
         (true, _) => ("STUCK", "1;31"),
         (_, true) => ("moving", "32"),
@@ -247,7 +252,8 @@ fn queue_pair(out: &mut dyn Write, styled: bool, at_ns: u64, qp: &QpReport) -> i
     for line in table::wrap(&qp.verdict, 77) {
         writeln!(out, "  {line}")?;
     }
-    if !qp.stuck && !qp.moving {
+    // Of what is dead everything is of interest.
+    if !qp.stuck && !qp.moving && report.post_mortem.is_none() {
         return Ok(());
     }
     let mut facts = Vec::new();
@@ -293,7 +299,7 @@ fn queue_pair(out: &mut dyn Write, styled: bool, at_ns: u64, qp: &QpReport) -> i
     counters(out, "RoCE  ", &qp.roce)?;
     bytes(out, "next  ", qp.next.as_deref())?;
     bytes(out, "CQE   ", qp.cqe.as_deref())?;
-    events(out, at_ns, qp)
+    events(out, report.at_ns, qp)
 }
 
 /// Those that are not zero.
