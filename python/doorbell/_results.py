@@ -1,56 +1,15 @@
-"""Results as objects."""
+"""Running the command and reading what it wrote."""
 
 import json
+import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Iterator, List, Union
+from typing import Any, List, Union
 
-from ._command import run
+from . import _model as model
+from ._command import DoorbellError, run
 
-
-class Record(Mapping):
-    """A JSON object whose members are attributes, read only; also a mapping. Absent figures are ``None``."""
-
-    def __init__(self, members: dict):
-        object.__setattr__(self, "_members", members)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return _wrap(self._members[name])
-        except KeyError:
-            raise AttributeError(f"no {name!r} here; there are {', '.join(self._members) or 'no members'}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("results are read only")
-
-    def __getitem__(self, key: str) -> Any:
-        return _wrap(self._members[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __dir__(self) -> List[str]:
-        return sorted({*super().__dir__(), *self._members})
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{k}={v!r}" for k, v in list(self._members.items())[:4] if not isinstance(v, (dict, list)))
-        return f"Record({shown}{', ...' if len(self._members) > 4 else ''})"
-
-    def to_dict(self) -> dict:
-        """The plain dictionary, as the command wrote it."""
-        return self._members
-
-
-def _wrap(value: Any) -> Any:
-    if isinstance(value, dict):
-        return Record(value)
-    if isinstance(value, list):
-        return [_wrap(v) for v in value]
-    return value
+File = Union[str, "os.PathLike[str]"]
 
 
 def _options(options: dict) -> List[str]:
@@ -67,50 +26,73 @@ def _options(options: dict) -> List[str]:
     return arguments
 
 
-def info(timeout: float = 60, **options: Any) -> Record:
+def info(timeout: float = 60, **options: Any) -> model.Record:
     """What would be used on this machine, and why (``doorbell info --json``)."""
-    return Record(json.loads(run(["info", "--json", *_options(options)], timeout)))
+    return model.Record(json.loads(run(["info", "--json", *_options(options)], timeout)))
 
 
-def doctor(root: Union[str, Path, None] = None, timeout: float = 60) -> Record:
+def doctor(root: Union[File, None] = None, timeout: float = 60) -> model.Doctor:
     """Which GPU-initiated path each installed library takes here, and why not another (``doorbell doctor --json``).
 
-    ``root`` names the captured file tree of another machine. A verdict that something falls back is a result, not an error.
+    ``root`` names the captured file tree of another machine. A verdict, whichever it is, is a result and not an error.
     """
     arguments = ["doctor", "--json", *_options({"root": root})]
-    return Record(json.loads(run(arguments, timeout, allowed=(0, 1))))
+    # 0 native, 1 falls back, 4 nothing installed; 2 and 3 are failures.
+    return model.Doctor.from_dict(json.loads(run(arguments, timeout, allowed=(0, 1, 4))))
 
 
-def perf(test: str, timeout: float = 600, **options: Any) -> Record:
+def perf(test: str, timeout: float = 600, **options: Any) -> model.Perf:
     """Runs one of the tests of ``doorbell perf``; options are those of the command, lists join with commas.
 
-    The record has ``environment`` and ``results``; a result has ``size``, ``messages_per_s``, ``latency_ns`` and so on
-    (seconds, bytes and nanoseconds, as the names say). Raises :class:`DoorbellError` if a check fails (status 3).
+    A result has ``size``, ``messages_per_s``, ``latency_ns`` and so on. Raises :class:`DoorbellError` if a check fails (status 3).
     """
     with tempfile.TemporaryDirectory(prefix="doorbell-") as folder:
         file = Path(folder) / "perf.json"
         run(["perf", test, "--json", str(file), *_options(options)], timeout)
-        return Record(json.loads(file.read_text()))
+        return model.Perf.from_dict(json.loads(file.read_text(encoding="utf-8")))
 
 
-def sweep(out: Union[str, Path, None] = None, timeout: float = 3600, **options: Any) -> Record:
-    """Runs ``doorbell sweep`` and returns its ``results.json``; ``out`` keeps it and ``report.html`` in a folder."""
-    if out is not None:
+def sweep(out: Union[File, None] = None, timeout: float = 3600, **options: Any) -> model.Sweep:
+    """Runs ``doorbell sweep`` and returns its ``results.json``; ``out`` keeps it and ``report.html`` in a folder.
+
+    Where single points failed, ``complete`` is false, their ``failed`` says why, and ``notes`` what else did.
+    """
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="doorbell-") as folder:
+            return sweep(out=Path(folder) / "sweep", timeout=timeout, **options)
+    file = Path(out) / "results.json"
+    before = file.stat().st_mtime_ns if file.exists() else None
+    try:
         run(["sweep", "--out", str(out), *_options(options)], timeout)
-        return Record(json.loads((Path(out) / "results.json").read_text()))
+    except DoorbellError as error:
+        # Status 1: it ran, and a point failed; or it did not run, and then there is no new file.
+        if error.status != 1 or not file.exists() or file.stat().st_mtime_ns == before:
+            raise
+    return model.Sweep.from_dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+def compare(
+    before: Union[File, model.Result], after: Union[File, model.Result], timeout: float = 60, **options: Any
+) -> model.Comparison:
+    """What changed beyond noise: result files, or what :func:`sweep` or :func:`perf` returned (``doorbell compare --json``)."""
     with tempfile.TemporaryDirectory(prefix="doorbell-") as folder:
-        return sweep(out=Path(folder) / "sweep", timeout=timeout, **options)
+        files = [_file(x, Path(folder) / f"{name}.json") for name, x in (("before", before), ("after", after))]
+        said = run(["compare", *files, "--json", *_options(options)], timeout, allowed=(0, 1))
+        return model.Comparison.from_dict(json.loads(said))
 
 
-def compare(a: Union[str, Path, Record], b: Union[str, Path, Record], timeout: float = 60) -> Record:
-    """What changed beyond noise from ``a`` to ``b``: result files or records of :func:`sweep` (``doorbell compare --json``)."""
-    with tempfile.TemporaryDirectory(prefix="doorbell-") as folder:
-        files = [_file(x, Path(folder) / f"{name}.json") for name, x in (("a", a), ("b", b))]
-        return Record(json.loads(run(["compare", *files, "--json"], timeout, allowed=(0, 1))))
+def load(file: File) -> model.Result:
+    """A JSON file of ``perf``, ``sweep``, ``compare`` or ``doctor``, as what the function of that name returns."""
+    members = json.loads(Path(file).read_text(encoding="utf-8"))
+    schema = members.get("schema") if isinstance(members, dict) else None
+    kind = model.SCHEMAS.get(str(schema).rsplit("/", 1)[0])
+    if kind is None:
+        raise ValueError(f"{file}: its schema is {schema!r}, and {', '.join(model.SCHEMAS)} are known")
+    return kind.from_dict(members)
 
 
-def _file(what: Union[str, Path, Record], spare: Path) -> str:
-    if isinstance(what, Record):
-        spare.write_text(json.dumps(what.to_dict()))
+def _file(what: Union[File, model.Result], spare: Path) -> str:
+    if isinstance(what, model.Result):
+        spare.write_text(json.dumps(what.to_dict()), encoding="utf-8")
         return str(spare)
-    return str(what)
+    return os.fspath(what)
