@@ -601,6 +601,8 @@ pub struct CoreHealth {
     pub rounds: u64,
     /// QPs it owns.
     pub qps: usize,
+    /// The engine thread that runs it, as the kernel numbers threads; `None` if whoever waits does.
+    pub thread: Option<u32>,
     /// What it has done.
     pub counters: CoreCounters,
 }

@@ -58,6 +58,14 @@ fn engine_threads_execute_what_several_posters_ring() {
             .all(|c| c.dead.is_none() && c.counters.busy_rounds > 0),
         "both cores had work: {health:?}"
     );
+    // Each names a thread of this process, by which whoever watches finds its processor time.
+    for core in &health {
+        let thread = core.thread.expect("an engine thread");
+        let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+        assert!(name.is_ok_and(|n| n.starts_with("doorbell-hca-")));
+    }
+    let driven = Rig::with(HcaConfig::caller_driven());
+    assert_eq!(driven.hca.health()[0].thread, None);
     assert!(dst.canaries_intact());
 }
 

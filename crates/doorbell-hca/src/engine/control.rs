@@ -2,7 +2,7 @@
 //! A core is behind a lock that its thread holds for life and a caller-driven core's driver for one round; whoever gets it may run
 //! the messages, so nothing hangs on a core that nobody drives or that died.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -26,6 +26,8 @@ pub(crate) struct CoreSlot {
     pub(crate) rounds: AtomicU64,
     mail_waiting: AtomicBool,
     qps: AtomicUsize,
+    /// Number of the engine thread; 0: there is none.
+    thread: AtomicU32,
     index: usize,
     mail: Mutex<VecDeque<Message>>,
     dead: OnceLock<String>,
@@ -45,6 +47,7 @@ impl CoreSlot {
             rounds: AtomicU64::new(0),
             mail_waiting: AtomicBool::new(false),
             qps: AtomicUsize::new(0),
+            thread: AtomicU32::new(0),
             index,
             mail: Mutex::default(),
             dead: OnceLock::new(),
@@ -65,11 +68,21 @@ impl CoreSlot {
         self.qps.store(qps, Ordering::Relaxed);
     }
 
+    /// The calling thread runs this core from now on.
+    pub(crate) fn set_thread(&self) {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        self.thread.store(thread.unsigned_abs(), Ordering::Relaxed);
+    }
+
     pub(crate) fn health(&self) -> CoreHealth {
         CoreHealth {
             dead: self.dead.get().cloned(),
             rounds: self.rounds.load(Ordering::Relaxed),
             qps: self.qps.load(Ordering::Relaxed),
+            thread: match self.thread.load(Ordering::Relaxed) {
+                0 => None,
+                thread => Some(thread),
+            },
             counters: self.counters.snapshot(),
         }
     }

@@ -28,6 +28,7 @@ pub(crate) fn spawn(
 
 fn run(inner: &Inner, index: usize) {
     let slot = &inner.cores[index];
+    slot.set_thread();
     // Held for life: callers who find it free know that this thread is gone.
     let mut core = slot.lock_core();
     slot.guarded(&mut core, inner, |core| {
