@@ -105,6 +105,9 @@ pub enum HcaError {
         /// Why.
         reason: String,
     },
+    /// An RDMA device refused something.
+    #[error(transparent)]
+    Verbs(#[from] doorbell_verbs::VerbsError),
     /// The kernel refused something.
     #[error("{what}: {source}")]
     Os {

@@ -34,6 +34,13 @@ pub enum Event {
         /// What happened, and what the likely cause is.
         reason: String,
     },
+    /// An RDMA device refused memory or work requests; the QP's error follows.
+    DeviceRefused {
+        /// The device.
+        device: String,
+        /// What happened, and what to do about it.
+        reason: String,
+    },
     /// An engine core died; all its QPs are in error.
     EngineDown {
         /// The core.

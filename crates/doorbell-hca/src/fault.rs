@@ -106,14 +106,14 @@ table! {
     EngineDown, LOCAL_QP_OP, Vendor::ENGINE_DOWN, "the engine thread of this QP died";
     Destroyed, WR_FLUSH, Vendor::DESTROYED, "the QP was destroyed or failed by its owner";
     Unsupported, LOCAL_QP_OP, Vendor::UNSUPPORTED, "the request is valid, but not on this link or memory";
-    PeerRefused, LOCAL_ACCESS, Vendor::RKEY_ACCESS, "over RoCE: a request of the peer was refused (key, range, rights, or malformed), and this queue pair stopped";
+    PeerRefused, LOCAL_ACCESS, Vendor::RKEY_ACCESS, "over RoCE and verbs: a request of the peer was refused (key, range, rights, or malformed), and this queue pair stopped";
     RemoteAccess, REMOTE_ACCESS, Vendor::NONE, "over RoCE: the peer refused the key, the range or the access; which of them only it knows";
     RemoteInvalid, REMOTE_INVAL_REQ, Vendor::NONE, "over RoCE: the peer found the request malformed or not allowed on its queue pair";
     RemoteOperational, REMOTE_OP, Vendor::NONE, "over RoCE: the peer could not carry out the request";
     RetryExceeded, TRANSPORT_RETRY, Vendor::NONE, "over RoCE: the peer did not acknowledge within the time-outs";
     RnrExceeded, RNR_RETRY, Vendor::NONE, "over RoCE: the peer had no receive posted for as long as its retry count allows";
     BadResponse, BAD_RESP, Vendor::NONE, "over RoCE: the peer's answer does not fit the request";
-    PortDown, TRANSPORT_RETRY, Vendor::ENGINE_DOWN, "over RoCE: the packet port of this engine core failed";
+    PortDown, TRANSPORT_RETRY, Vendor::ENGINE_DOWN, "over RoCE: the packet port of this engine core failed; over verbs: the device is gone, or stopped";
     Flushed, WR_FLUSH, Vendor::NONE, "an earlier WQE failed; this one was not executed";
 }
 

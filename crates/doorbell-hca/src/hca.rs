@@ -25,6 +25,7 @@ use crate::qp::{DoorbellWord, HcaQp, QpConfig};
 use crate::record::{self, Store, WaitKind, Waiting};
 use crate::roce::{PortConfig, RoceCounters, RocePort};
 use crate::script::ScriptRun;
+use crate::verbs::{VerbsConfig, VerbsPort};
 
 /// A software HCA.
 #[derive(Clone)]
@@ -66,6 +67,8 @@ pub(crate) struct Inner {
     pub(crate) script: Option<Arc<ScriptRun>>,
     /// Packet ports, by core.
     ports: Mutex<HashMap<usize, RocePort>>,
+    /// Opened ports of RDMA devices.
+    devices: Mutex<Vec<Arc<VerbsPort>>>,
     doorbells: Doorbells,
     next_pd: AtomicU32,
     next_core: AtomicU32,
@@ -204,6 +207,7 @@ impl Hca {
             record,
             script,
             ports: Mutex::default(),
+            devices: Mutex::default(),
             doorbells: Doorbells::default(),
             next_pd: AtomicU32::new(1),
             next_core: AtomicU32::new(0),
@@ -278,6 +282,7 @@ impl Hca {
             access: config.access,
             base,
             pd: config.pd,
+            devices: crate::verbs::Devices::default(),
         });
         let inner = self.inner();
         let exporter = match region.memory {
@@ -384,7 +389,7 @@ impl Hca {
                 }
                 recv
             });
-            QpShared::new(qpn, config.pd, core, config.cq.cqn, recv)
+            QpShared::new(qpn, (config.pd, core, config.depth()), config.cq.cqn, recv)
         })?;
         // SAFETY: this function's contract is that of `EngineQp::new`.
         let mut qp =
@@ -460,6 +465,26 @@ impl Hca {
         )?;
         ports.insert(core, open.clone());
         Ok(open)
+    }
+
+    /// Opens a port of an RDMA device, or gives the one that was opened alike. One that is gone is opened anew.
+    ///
+    /// # Errors
+    /// [`HcaError::Verbs`].
+    pub fn open_verbs(
+        &self,
+        library: &doorbell_verbs::Verbs,
+        config: &VerbsConfig,
+    ) -> Result<Arc<VerbsPort>> {
+        let inner = self.inner();
+        let mut open = inner.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|port| !port.is_gone());
+        if let Some(port) = open.iter().find(|port| port.config() == config) {
+            return Ok(Arc::clone(port));
+        }
+        let port = Arc::new(VerbsPort::open(library, config)?);
+        open.push(Arc::clone(&port));
+        Ok(port)
     }
 
     /// What an engine core's packet port has seen; `None` if it has none.

@@ -6,7 +6,8 @@
 //!
 //! * [`Hca`] makes memory regions ([`Mr`]) and queue pairs ([`HcaQp`]), reports [`Event`]s, and runs the engine.
 //! * [`mem`] is the key table, which a peer process can map read-only, and how regions end.
-//! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), packets ([`roce`]).
+//! * [`link`] is the seam to whatever reaches the target: loopback, a peer's shared memory ([`shm`]), packets ([`roce`]), RDMA devices
+//!   ([`verbs`]).
 //! * [`record`] is the flight recorder: what happened to each queue pair, and when.
 //! * [`dma`] moves payloads of GPU memory through a copy engine.
 //!
@@ -31,6 +32,7 @@ pub mod record;
 pub mod roce;
 pub mod script;
 pub mod shm;
+pub mod verbs;
 
 pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};
 pub use deadline::deadline;

@@ -10,6 +10,7 @@ use doorbell_wire::{Key, Qpn};
 use crate::fault::Fault;
 use crate::mem::{Access, Span};
 use crate::roce::RoceTarget;
+use crate::verbs::VerbsTarget;
 
 /// What a QP is connected to.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub enum Destination {
     Peer(Arc<dyn RemoteQp>),
     /// A QP that is reached by packets, through the port of this QP's engine core.
     Roce(Box<RoceTarget>),
+    /// A QP that an RDMA device reaches; [`HcaQp::prepare`](crate::HcaQp::prepare) comes first.
+    Verbs(Box<VerbsTarget>),
 }
 
 /// A QP in another process whose memory we reach. One object per connection; called by one engine core only.

@@ -10,6 +10,7 @@
 
 mod calls;
 mod exec;
+mod post;
 mod world;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -153,6 +154,15 @@ impl Mock {
     /// Nothing is carried out until this ends.
     pub fn stall(&self, on: bool) {
         self.with(|d| d.stall = on);
+    }
+
+    /// A queue pair goes to ERR without a word.
+    pub fn stop(&self, qpn: u32) {
+        let mut world = world();
+        if let Some(qp) = world.qps.get_mut(&qpn) {
+            qp.state = doorbell_verbs::abi::qp_state::ERR;
+            qp.sends.clear();
+        }
     }
 
     /// Registering memory is refused with this `errno` from now on.

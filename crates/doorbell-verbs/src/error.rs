@@ -93,6 +93,16 @@ pub enum VerbsError {
     },
 }
 
+impl VerbsError {
+    /// The device is gone, or answers nothing any more.
+    pub fn is_gone(&self) -> bool {
+        let Self::Step { source, .. } = self else {
+            return false;
+        };
+        matches!(source.raw_os_error(), Some(libc::EIO | libc::ENODEV))
+    }
+}
+
 /// Short for a result with [`VerbsError`].
 pub type Result<T, E = VerbsError> = core::result::Result<T, E>;
 

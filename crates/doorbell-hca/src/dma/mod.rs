@@ -91,6 +91,11 @@ pub trait Dma: Send + Sync {
         Staging::heap(len)
     }
 
+    /// A dma-buf of device memory, and where the memory begins in it: by which RDMA devices reach it. `None`: there is none.
+    fn dmabuf(&self, _addr: u64, _len: usize) -> Option<(std::os::fd::OwnedFd, u64)> {
+        None
+    }
+
     /// Where the CPU can load and store device memory (a BAR mapped as GDRCopy does), if anywhere. Stores to it are
     /// posted, so every write is read back before it counts as done. The answer for the same memory is always the same.
     fn cpu_map(&self, _addr: u64, _len: u64) -> Option<NonNull<u8>> {

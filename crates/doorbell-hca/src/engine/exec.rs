@@ -189,6 +189,9 @@ impl EngineQp {
         if matches!(self.cold.target, Target::Roce(_)) {
             return self.post(cx, ctrl, request);
         }
+        if matches!(self.cold.target, Target::Verbs(_)) {
+            return self.post_verbs(cx, ctrl, request, wqe);
+        }
         match request {
             Request::Nop => self.after_copies(0),
             Request::Wait { index, cqn } => {
@@ -412,7 +415,7 @@ impl EngineQp {
         let delivery = match &self.cold.target {
             Target::None => return Err(Fault::NotConnected),
             // Messages carry their immediates themselves.
-            Target::Roce(_) => return Err(Fault::Unsupported),
+            Target::Roce(_) | Target::Verbs(_) => return Err(Fault::Unsupported),
             Target::Peer(peer) => peer.deliver_imm(at, imm, byte_cnt),
             Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
                 None => Delivery::Failed(Fault::NoReceive),
@@ -531,7 +534,7 @@ impl EngineQp {
             },
             (End::Remote, Target::Peer(peer)) => peer.resolve(key, need),
             // The peer's keys are the peer's to resolve.
-            (End::Remote, Target::Roce(_)) => Err(Fault::Unsupported),
+            (End::Remote, Target::Roce(_) | Target::Verbs(_)) => Err(Fault::Unsupported),
             (End::Remote, Target::None) => Err(Fault::NotConnected),
         }
     }

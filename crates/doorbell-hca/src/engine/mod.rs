@@ -4,6 +4,7 @@
 //! a batch of WQEs, most of them in the loops of `hot`, the rest one by one in `exec`, then one CQE update. Nothing here waits: a QP that
 //! cannot go on is parked and looked at again in the next round.
 
+mod connect;
 mod control;
 mod counters;
 pub(crate) mod cq;
@@ -19,6 +20,7 @@ pub(crate) mod script;
 mod send;
 mod slices;
 pub(crate) mod thread;
+mod verbs;
 pub(crate) mod watch;
 
 pub(crate) use control::CoreSlot;
@@ -37,10 +39,9 @@ use scan::Lines;
 use script::Says;
 
 use crate::dma::{self, DmaConfig, DmaCore};
-use crate::error::{HcaError, Result};
+use crate::error::Result;
 use crate::fault::Fault;
 use crate::hca::Inner;
-use crate::link::Destination;
 use crate::mem::grace::Acknowledger;
 use crate::qp::{DoorbellWord, QpState};
 use crate::record::{Beat, Store};
@@ -98,6 +99,8 @@ pub(crate) struct Core {
     watched: usize,
     /// The packet port, if one was opened.
     roce: Option<Box<roce::CorePort>>,
+    /// Queue pairs that RDMA devices carry out.
+    verbs: verbs::CoreVerbs,
     /// A fault script that is being played.
     script: Option<Arc<ScriptRun>>,
 }
@@ -122,6 +125,7 @@ impl Core {
             beat: record.and_then(|r| Beat::new(r, index)),
             watched: 0,
             roce: None,
+            verbs: verbs::CoreVerbs::default(),
             script,
         }
     }
@@ -189,6 +193,9 @@ impl Core {
         }
         if self.roce.is_some() {
             turns += self.roce_turn(inner, turns != 0);
+        }
+        if !self.verbs.is_empty() {
+            turns += self.verbs_turn(inner);
         }
         let rounds = slot.rounds.load(Ordering::Relaxed).wrapping_add(1);
         slot.rounds.store(rounds, Ordering::Relaxed);
@@ -314,54 +321,6 @@ impl Core {
         inner.cores[self.index].set_qps(self.qps.len() - self.free.len());
     }
 
-    pub(crate) fn connect(
-        &mut self,
-        inner: &Inner,
-        slot: u32,
-        destination: Destination,
-    ) -> Result<()> {
-        let Self { qps, roce, .. } = &mut *self;
-        let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
-            return Ok(());
-        };
-        let shared = &qp.cold.shared;
-        if shared.state() != QpState::Reset {
-            return Err(HcaError::WrongState {
-                qpn: shared.qpn,
-                state: shared.state(),
-                call: "connect",
-                needs: "a queue pair in Reset: reset it first",
-            });
-        }
-        qp.cold.target = match destination {
-            Destination::Loopback(qpn) => {
-                Target::Loopback(inner.queues.qp(qpn).ok_or(HcaError::UnknownQp { qpn })?)
-            }
-            Destination::Peer(peer) => Target::Peer(peer),
-            Destination::Roce(target) => {
-                let roce = roce.as_deref_mut().ok_or_else(|| HcaError::BadConfig {
-                    what: format!(
-                        "engine core {} has no RoCE port: open one first",
-                        shared.core
-                    ),
-                })?;
-                let link = roce::Link::new(roce.port.as_mut(), &target)?;
-                roce.add(slot, shared.qpn.get());
-                Target::Roce(Box::new(link))
-            }
-        };
-        qp.keys = Keys::EMPTY;
-        qp.cold.shared.set_state(QpState::Ready);
-        qp.tell_target();
-        qp.changed(QpState::Ready);
-        let receives = qp.cold.shared.recv.is_some();
-        self.receivers.retain(|s| *s != slot);
-        if receives {
-            self.receivers.push(slot);
-        }
-        Ok(())
-    }
-
     pub(crate) fn fail_by_owner(&mut self, inner: &Inner, slot: u32, fault: Fault) {
         self.abandon(inner, slot, fault);
     }
@@ -395,7 +354,11 @@ impl Core {
         if let Target::Peer(peer) = &qp.cold.target {
             peer.detach();
         }
-        let target = std::mem::replace(&mut qp.cold.target, Target::None);
+        let mut target = std::mem::replace(&mut qp.cold.target, Target::None);
+        if let Some(link) = qp.cold.prepared.take() {
+            target = Target::Verbs(link);
+        }
+        self.verbs.forget(slot);
         if let Some(roce) = &mut self.roce {
             roce.forget(slot);
         }
@@ -439,6 +402,7 @@ impl Core {
         if let Some(roce) = &mut self.roce {
             roce.forget(slot);
         }
+        self.verbs.forget(slot);
         let gone = self.qps[slot as usize].take();
         self.free.push(slot);
         self.tell_load(inner);
@@ -554,7 +518,7 @@ impl EngineQp {
                 return true;
             }
         }
-        let mut singly = matches!(self.cold.target, Target::Roce(_));
+        let mut singly = matches!(self.cold.target, Target::Roce(_) | Target::Verbs(_));
         let start = self.exec;
         // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
         let batch = u64::from(cx.inner.config.batch).min(((self.mask + 1) / 16).max(32));
@@ -606,6 +570,12 @@ impl EngineQp {
             }
         }
         let sliced = matches!(self.park, Some(Park::Slices(_)));
+        if let Target::Verbs(_) = &self.cold.target {
+            self.submit_verbs(cx.inner);
+            if self.cold.shared.state() != QpState::Ready {
+                return true;
+            }
+        }
         self.publish();
         if let Some((fault, ctrl)) = failed {
             self.fail(cx.inner, fault, ctrl);
@@ -660,7 +630,7 @@ impl EngineQp {
                 QpState::Error | QpState::Destroyed => return Err(Fault::PeerDead),
             },
             Target::Peer(peer) => (peer.ready()?, peer.stamp()),
-            Target::Roce(_) => (true, (own, own)),
+            Target::Roce(_) | Target::Verbs(_) => (true, (own, own)),
         };
         if self.stamps != (own, theirs) {
             self.stamps = (own, theirs);

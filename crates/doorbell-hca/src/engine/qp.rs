@@ -28,6 +28,7 @@ pub(crate) enum Target {
     Loopback(Arc<QpShared>),
     Peer(Arc<dyn RemoteQp>),
     Roce(Box<super::roce::Link>),
+    Verbs(Box<super::verbs::Link>),
 }
 
 /// What a QP waits for.
@@ -115,6 +116,8 @@ pub(super) struct ColdQp {
     pub(super) holding: Option<(Arc<QpShared>, u64)>,
     /// WQEs that are on their way as packets.
     pub(super) flight: super::roce::Flight,
+    /// The queue pair of an RDMA device that waits for the peer's description.
+    pub(super) prepared: Option<Box<super::verbs::Link>>,
     pub(super) script: Option<Box<super::script::QpScript>>,
     /// Copies of a connection's memory, if a copy engine has some to make.
     pub(super) staged: Option<Box<super::roce::Staged>>,
@@ -195,6 +198,7 @@ impl EngineQp {
                 copies: super::jobs::CopyQueue::default(),
                 holding: None,
                 flight: super::roce::Flight::default(),
+                prepared: None,
                 script: None,
                 staged: None,
             }),
@@ -476,6 +480,7 @@ impl EngineQp {
         if let Target::Peer(peer) = &self.cold.target {
             peer.detach();
         }
+        super::verbs::stop(&self.cold.target);
         if !shared.record_error(word) {
             return;
         }

@@ -28,6 +28,8 @@ pub(crate) struct RecvQueue {
     pi: u64,
     /// Receives consumed.
     ci: u64,
+    /// Receives handed to an RDMA device.
+    handed: u64,
     /// The pieces of memory of the receive that a SEND is filling.
     taken: Option<Vec<Local>>,
     /// It was taken by a message that comes in packets.
@@ -50,6 +52,7 @@ impl RecvQueue {
             config,
             pi: 0,
             ci: 0,
+            handed: 0,
             taken: None,
             packets: false,
             filled: 0,
@@ -60,12 +63,17 @@ impl RecvQueue {
         }
     }
 
+    /// Receives, and pieces of one.
+    pub(crate) fn shape(&self) -> (u32, u32) {
+        (1 << self.config.log_entries, self.config.stride / 16)
+    }
+
     /// Initialises record and CQ.
     ///
     /// # Safety
     /// The memory is mapped and nobody uses it.
     pub(crate) unsafe fn initialise(&mut self) {
-        (self.pi, self.ci, self.taken) = (0, 0, None);
+        (self.pi, self.ci, self.handed, self.taken) = (0, 0, 0, None);
         if let Some(script) = &mut self.script {
             script.restart();
         }
@@ -153,9 +161,21 @@ impl RecvQueue {
         if !unsafe { self.has_one() } {
             return false;
         }
+        // SAFETY: as above; the receive is posted.
+        self.taken = Some(unsafe { self.read(self.ci + self.filled) });
+        self.packets = false;
+        self.serial += 1;
+        true
+    }
+
+    /// The pieces of receive number `number`. Its WQE is read here, once.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`]; the receive is posted.
+    unsafe fn read(&self, number: u64) -> Vec<Local> {
         let entries = 1u64 << self.config.log_entries;
         let stride = u64::from(self.config.stride);
-        let at = ((self.ci + self.filled) & (entries - 1)) * stride;
+        let at = (number & (entries - 1)) * stride;
         let mut pieces = Vec::new();
         for i in 0..stride / 16 {
             // SAFETY: the entry is one of the ring's, the chunk inside its stride; both are aligned to 16 bytes.
@@ -171,10 +191,63 @@ impl RecvQueue {
                 pieces.push(piece);
             }
         }
-        self.taken = Some(pieces);
-        self.packets = false;
-        self.serial += 1;
-        true
+        pieces
+    }
+
+    /// The next receive that no device has yet: its number and its pieces. From then on an RDMA device has it.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn hand_on(&mut self) -> Option<(u64, Vec<Local>)> {
+        if !self.open {
+            return None;
+        }
+        if self.handed == self.pi {
+            // SAFETY: the caller's promise.
+            unsafe { self.refresh() };
+        }
+        if self.handed == self.pi {
+            return None;
+        }
+        let number = self.handed;
+        self.handed += 1;
+        // SAFETY: the caller's promise; it is posted.
+        Some((number, unsafe { self.read(number) }))
+    }
+
+    /// The device did not take it.
+    pub(crate) fn take_back(&mut self, number: u64) {
+        self.handed = number;
+    }
+
+    /// A device has filled a receive. Its receives complete in order.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn completed_by_device(
+        &mut self,
+        number: u64,
+        write: bool,
+        imm: Option<u32>,
+        byte_cnt: u32,
+    ) {
+        if number == self.ci {
+            self.taken = Some(Vec::new());
+            // SAFETY: the caller's promise.
+            unsafe { self.complete(write, imm, byte_cnt) };
+        }
+    }
+
+    /// A device could not fill a receive: it completes in error.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn refused_by_device(&mut self, number: u64, fault: Fault) {
+        if number == self.ci {
+            self.taken = Some(Vec::new());
+            // SAFETY: the caller's promise.
+            unsafe { self.refuse(fault) };
+        }
     }
 
     /// The number of what was taken last.

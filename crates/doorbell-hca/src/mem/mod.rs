@@ -198,6 +198,9 @@ pub struct MrConfig {
 /// A registered region, for those who have to know about registrations (see [`Exporter`]).
 #[derive(Debug)]
 pub struct Region {
+    // Before the memory: RDMA devices let go of it first.
+    /// What RDMA devices know it as.
+    pub devices: crate::verbs::Devices,
     /// The memory.
     pub memory: Memory,
     /// Rights granted.

@@ -53,6 +53,14 @@ impl Mr {
         &self.region().memory
     }
 
+    /// The region as an RDMA device knows it, for peers; it is registered there now if it was not.
+    ///
+    /// # Errors
+    /// [`HcaError::Verbs`].
+    pub fn on_port(&self, port: &crate::verbs::VerbsPort) -> Result<crate::verbs::DeviceKeys> {
+        Ok(port.keys(self.region())?)
+    }
+
     fn region(&self) -> &Region {
         self.region
             .as_deref()
@@ -110,6 +118,8 @@ fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Duration) -> Resul
         }
         let waited = start.elapsed();
         if waited >= timeout {
+            // Devices let go of it in any case.
+            region.devices.clear();
             // An engine or a peer may still copy to or from it, so neither memory nor slot may be reused: leak both.
             std::mem::forget(region);
             let who = match engines {

@@ -122,16 +122,8 @@ impl Regions {
         pd: u32,
         need: Access,
     ) -> Result<Span, Fault> {
-        let found = self.view.lookup(key, pd, need).map_err(|e| end.fault(e))?;
-        let region = self.local[found.slot as usize].load(Ordering::Acquire);
-        // SAFETY: the key was valid just now, so the pointer is its region's: it was stored before the key was published, and is replaced and
-        // the region freed only after a grace period that this engine has not acknowledged yet.
-        let Some(region) = (unsafe { region.as_ref() }) else {
-            return Err(end.fault(super::table::LookupError::Revoked));
-        };
-        debug_assert!(
-            found.kind != MemoryKind::Device || matches!(region.memory, Memory::Device { .. })
-        );
+        // SAFETY: passed on.
+        let region = unsafe { self.region(end, key, pd, need) }?;
         let place = match &region.memory {
             Memory::Host { ptr, .. } | Memory::Shared { ptr, .. } => Place::Host(*ptr),
             Memory::Device { addr, dma, .. } => Place::Device {
@@ -145,6 +137,31 @@ impl Regions {
             len: region.memory.len() as u64,
             place,
         })
+    }
+
+    /// The region of a key, rights checked.
+    ///
+    /// # Safety
+    /// As for [`Self::resolve`].
+    #[inline(always)]
+    pub(crate) unsafe fn region(
+        &self,
+        end: End,
+        key: u32,
+        pd: u32,
+        need: Access,
+    ) -> Result<&Region, Fault> {
+        let found = self.view.lookup(key, pd, need).map_err(|e| end.fault(e))?;
+        let region = self.local[found.slot as usize].load(Ordering::Acquire);
+        // SAFETY: the key was valid just now, so the pointer is its region's: it was stored before the key was published, and is replaced and
+        // the region freed only after a grace period that this engine has not acknowledged yet.
+        let Some(region) = (unsafe { region.as_ref() }) else {
+            return Err(end.fault(super::table::LookupError::Revoked));
+        };
+        debug_assert!(
+            found.kind != MemoryKind::Device || matches!(region.memory, Memory::Device { .. })
+        );
+        Ok(region)
     }
 }
 

@@ -1,18 +1,19 @@
 //! The owner's handle of a QP: connect, fail, reset, destroy. Each is a message to the owning engine core, with a deadline.
 //! A core that nobody drives is borrowed for the moment; a dead core is answered for.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use doorbell_device::layout::ErrorWord;
 use doorbell_wire::{Cqn, Qpn};
 
 use super::shared::{QpCounters, QpShared, QpState};
-use crate::error::Result;
+use crate::error::{HcaError, Result};
 use crate::fault::Fault;
 use crate::hca::Hca;
 use crate::link::Destination;
 use crate::raw::Shared;
+use crate::verbs::{Nic, VerbsEnd, VerbsPort};
 
 /// A queue pair. Dropping it destroys it within the configured time; if the engine does not answer, its memory is leaked.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub struct HcaQp {
     /// Slot in its core.
     slot: u32,
     alive: bool,
+    /// The RDMA device's queue pair, if it has one.
+    nic: Mutex<Option<Arc<Nic>>>,
 }
 
 impl HcaQp {
@@ -31,6 +34,7 @@ impl HcaQp {
             shared,
             slot,
             alive: true,
+            nic: Mutex::default(),
         }
     }
 
@@ -119,6 +123,30 @@ impl HcaQp {
     /// [`crate::HcaError::UnknownQp`] for a loopback target that does not exist, [`crate::HcaError::WrongState`], [`crate::HcaError::TimedOut`],
     /// [`crate::HcaError::EngineDown`].
     pub fn connect(&self, destination: Destination, timeout: Duration) -> Result<()> {
+        if let Destination::Verbs(target) = &destination {
+            // Resolving the peer's address takes its time: not the engine's.
+            let mut nic = self.nic();
+            let Some(device) = nic.as_deref() else {
+                return Err(HcaError::BadConfig {
+                    what: format!(
+                        "queue pair {} has no RDMA device's: prepare it first",
+                        self.qpn()
+                    ),
+                });
+            };
+            if let Err(e) = device.connect(target) {
+                // Neither here nor there any more; the next attempt begins anew.
+                *nic = None;
+                drop(nic);
+                self.on_core(
+                    "let go of the device's queue pair",
+                    timeout,
+                    false,
+                    |core, inner, slot| core.reset(inner, slot),
+                )?;
+                return Err(e.into());
+            }
+        }
         self.on_core(
             "connect the queue pair",
             timeout,
@@ -155,7 +183,51 @@ impl HcaQp {
             false,
             |core, inner, slot| core.reset(inner, slot),
         )
-        .map(drop)
+        .map(drop)?;
+        *self.nic() = None;
+        Ok(())
+    }
+
+    fn nic(&self) -> MutexGuard<'_, Option<Arc<Nic>>> {
+        self.nic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives this QP, which is in [`QpState::Reset`], a queue pair of an RDMA device, and says what the peer needs to know of it. Called again before
+    /// it is connected, it says the same.
+    ///
+    /// # Errors
+    /// [`HcaError::Verbs`], [`HcaError::WrongState`], [`HcaError::TimedOut`], [`HcaError::EngineDown`].
+    pub fn prepare(&self, port: &Arc<VerbsPort>, timeout: Duration) -> Result<VerbsEnd> {
+        let mut nic = self.nic();
+        if let Some(nic) = nic.as_deref()
+            && Arc::ptr_eq(&nic.port, port)
+        {
+            return Ok(nic.end());
+        }
+        let wrong = || HcaError::WrongState {
+            qpn: self.qpn(),
+            state: self.state(),
+            call: "prepare",
+            needs: "a queue pair in Reset: reset it first",
+        };
+        if self.state() != QpState::Reset {
+            return Err(wrong());
+        }
+        let receives = (self.shared.receives, self.shared.receive_pieces);
+        let made = Arc::new(Nic::new(port, self.pd(), self.shared.depth, receives)?);
+        let theirs = Arc::clone(&made);
+        let taken = self.on_core(
+            "take the device's queue pair",
+            timeout,
+            false,
+            move |core, inner, slot| core.prepare_verbs(inner, slot, theirs),
+        )?;
+        if !taken {
+            return Err(wrong());
+        }
+        let end = made.end();
+        *nic = Some(made);
+        Ok(end)
     }
 
     /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.

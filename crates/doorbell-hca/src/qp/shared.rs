@@ -110,6 +110,11 @@ pub(crate) struct QpShared {
     pub(crate) qpn: Qpn,
     pub(crate) pd: u32,
     pub(crate) core: usize,
+    /// Slots of the send queue.
+    pub(crate) depth: u32,
+    /// Receives, and pieces of one.
+    pub(crate) receives: u32,
+    pub(crate) receive_pieces: u32,
     state: AtomicU8,
     /// First error, an [`ErrorWord`]; 0: none.
     first_error: AtomicU64,
@@ -125,11 +130,20 @@ pub(crate) struct QpShared {
 }
 
 impl QpShared {
-    pub(crate) fn new(qpn: Qpn, pd: u32, core: usize, cqn: Cqn, recv: Option<RecvQueue>) -> Self {
+    pub(crate) fn new(
+        qpn: Qpn,
+        (pd, core, depth): (u32, usize, u32),
+        cqn: Cqn,
+        recv: Option<RecvQueue>,
+    ) -> Self {
+        let (receives, receive_pieces) = recv.as_ref().map_or((0, 0), RecvQueue::shape);
         Self {
             qpn,
             pd,
             core,
+            depth,
+            receives,
+            receive_pieces,
             state: AtomicU8::new(QpState::Reset as u8),
             first_error: AtomicU64::new(0),
             counters: AtomicCounters::default(),

@@ -106,6 +106,8 @@ pub enum Target {
     Shm,
     /// Over the network.
     Roce,
+    /// By an RDMA device.
+    Verbs,
 }
 
 /// What a queue pair is set aside for.
@@ -449,6 +451,7 @@ fn qp_record(block: &[u64], newest: u64, log_events: u32, scale: &Scale) -> Opti
             1 => Target::Loopback,
             2 => Target::Shm,
             3 => Target::Roce,
+            4 => Target::Verbs,
             _ => Target::None,
         },
         peer_qpn: (block[qp::TARGET] >> 32) as u32 & 0xff_ffff,

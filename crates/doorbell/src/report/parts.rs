@@ -178,13 +178,14 @@ pub(super) fn events(qp: &QpRecord) -> Vec<EventReport> {
         .collect()
 }
 
-/// `loopback`, `shm`, `roce`, or nothing; and the number of the queue pair at the other end.
+/// `loopback`, `shm`, `roce`, `verbs`, or nothing; and the number of the queue pair at the other end.
 pub(super) fn link(qp: &QpRecord) -> (String, Option<u32>) {
     let name = match qp.target {
         rec::Target::None => return (String::new(), None),
         rec::Target::Loopback => "loopback",
         rec::Target::Shm => "shm",
         rec::Target::Roce => "roce",
+        rec::Target::Verbs => "verbs",
     };
     (name.to_owned(), Some(qp.peer_qpn))
 }

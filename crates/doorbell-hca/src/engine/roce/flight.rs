@@ -59,7 +59,7 @@ impl Bytes {
 
 /// A WQE under way.
 #[derive(Clone, Debug)]
-pub(super) struct InFlight {
+pub(in crate::engine) struct InFlight {
     /// Its first slot, which is also its message's token.
     pub(super) at: u64,
     pub(super) ctrl: Ctrl,
@@ -69,6 +69,20 @@ pub(super) struct InFlight {
     pub(super) local: bool,
     /// Its bytes are sent, not what comes back.
     pub(super) source: bool,
+}
+
+impl InFlight {
+    /// One whose bytes others look after.
+    pub(in crate::engine) fn elsewhere(at: u64, ctrl: Ctrl, byte_cnt: u32) -> Self {
+        Self {
+            at,
+            ctrl,
+            byte_cnt,
+            bytes: Bytes::Nothing,
+            local: false,
+            source: true,
+        }
+    }
 }
 
 /// WQEs under way, oldest first.
@@ -83,7 +97,7 @@ impl Flight {
         self.queue.is_empty()
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::engine) fn is_full(&self) -> bool {
         self.queue.len() >= LIMIT
     }
 
@@ -97,7 +111,7 @@ impl Flight {
         self.queue.front()
     }
 
-    pub(super) fn push(&mut self, one: InFlight) {
+    pub(in crate::engine) fn push(&mut self, one: InFlight) {
         self.queue.push_back(one);
     }
 
@@ -137,6 +151,12 @@ impl Flight {
         let front = self.queue.front()?;
         let done = front.local || through.is_some_and(|t| front.at <= t);
         if done { self.queue.pop_front() } else { None }
+    }
+
+    /// Those from slot `at` on are not under way after all.
+    pub(in crate::engine) fn give_back(&mut self, at: u64) {
+        let keep = self.queue.partition_point(|f| f.at < at);
+        self.queue.truncate(keep);
     }
 
     pub(in crate::engine) fn clear(&mut self) {

@@ -93,7 +93,7 @@ impl ColdQp {
 
 impl Flight {
     /// First slot and control segment of the oldest.
-    pub(super) fn first(&self) -> Option<(u64, Ctrl)> {
+    pub(in crate::engine) fn first(&self) -> Option<(u64, Ctrl)> {
         self.front().map(|f| (f.at, f.ctrl))
     }
 }
@@ -212,13 +212,13 @@ impl EngineQp {
     }
 
     /// No room: to be looked at again.
-    fn hold(&mut self) -> Outcome {
+    pub(in crate::engine) fn hold(&mut self) -> Outcome {
         self.park = Some(Park::Copies);
         Outcome::Parked
     }
 
     /// Nothing to send: complete when all before it is.
-    fn in_order(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
+    pub(in crate::engine) fn in_order(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
         if self.cold.flight.is_empty() {
             return Outcome::Complete(byte_cnt);
         }

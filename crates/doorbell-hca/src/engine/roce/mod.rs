@@ -23,7 +23,7 @@ use doorbell_port::{Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
 use doorbell_wire::roce::{Bth, Packet};
 
-pub(super) use flight::Flight;
+pub(super) use flight::{Flight, InFlight};
 pub(crate) use link::Link;
 use staged::Ended;
 pub(super) use staged::Staged;
@@ -385,7 +385,7 @@ impl EngineQp {
     }
 
     /// Completes what is complete up to `through`.
-    pub(super) fn land(&mut self, through: Option<u64>) {
+    pub(in crate::engine) fn land(&mut self, through: Option<u64>) {
         while let Some(one) = self.cold.flight.pop_done(through) {
             let sop = self.cq.sop(one.ctrl.opcode);
             self.complete(one.at, sop, one.ctrl.signalled(), one.byte_cnt);
@@ -446,7 +446,7 @@ impl EngineQp {
     }
 
     /// The oldest WQE under way fails, and with it the QP; those behind it are flushed.
-    pub(super) fn fail_flight(&mut self, inner: &Inner, fault: Fault) {
+    pub(in crate::engine) fn fail_flight(&mut self, inner: &Inner, fault: Fault) {
         let oldest = self.cold.flight.first();
         self.cold.flight.clear();
         let ctrl = oldest.map(|(at, ctrl)| {

@@ -112,6 +112,7 @@ impl Side {
             keep: Arc::new(()),
         };
         Region {
+            devices: crate::verbs::Devices::default(),
             memory,
             access,
             base: 0,

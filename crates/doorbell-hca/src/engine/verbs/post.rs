@@ -1,0 +1,616 @@
+//! A WQE becomes requests of the device: one, or several where the message is longer, or has more pieces, than the device takes at once.
+
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use doorbell_verbs::{Data, Op, Refused, Work, abi};
+use doorbell_wire::{Chunk, Ctrl, Local, Opcode, Payload, Piece, Request};
+
+use super::{Known, Link, QUIET, Sent};
+use crate::engine::Cx;
+use crate::engine::exec::{MAX_MESSAGE, Outcome, waited};
+use crate::engine::qp::{EngineQp, Park};
+use crate::engine::roce::InFlight;
+use crate::fault::Fault;
+use crate::hca::Inner;
+use crate::mem::{Access, End};
+use crate::verbs::INLINE;
+
+/// How long a device may have no room that it should have.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a WQE asks of the device.
+#[derive(Clone, Copy)]
+enum Kind {
+    Write {
+        addr: u64,
+        rkey: u32,
+        imm: Option<u32>,
+    },
+    Read {
+        addr: u64,
+        rkey: u32,
+    },
+    Send {
+        imm: Option<u32>,
+    },
+}
+
+impl Link {
+    /// A local piece as the device knows it, checked.
+    pub(super) fn piece(
+        &mut self,
+        inner: &Inner,
+        pd: u32,
+        local: &Local,
+        need: Access,
+    ) -> Result<abi::Sge, Fault> {
+        let key = local.key.0;
+        let mut known = None;
+        for k in self.known.iter().flatten() {
+            if k.key == key && k.need.contains(need) {
+                known = Some(*k);
+                break;
+            }
+        }
+        let known = match known {
+            Some(known) => known,
+            None => self.learn(inner, pd, key, need)?,
+        };
+        let offset = local.addr.wrapping_sub(known.base);
+        let len = u64::from(local.len);
+        if len > known.len || offset > known.len - len {
+            return Err(Fault::LkeyRange);
+        }
+        Ok(abi::Sge {
+            addr: known.device_base.wrapping_add(offset),
+            length: local.len,
+            lkey: known.lkey,
+        })
+    }
+
+    /// Looks a key up, and registers its region with the device if it was not.
+    #[cold]
+    fn learn(&mut self, inner: &Inner, pd: u32, key: u32, need: Access) -> Result<Known, Fault> {
+        // SAFETY: this is an engine in a round; the region is not used beyond this call.
+        let region = unsafe { inner.regions.region(End::Local, key, pd, need) }?;
+        let keys = self.nic.port.keys(region).map_err(|e| {
+            tracing::error!("a region of {} bytes: {e}", region.memory.len());
+            inner.events.push(crate::Event::DeviceRefused {
+                device: self.nic.port.config().to_string(),
+                reason: e.to_string(),
+            });
+            if e.is_gone() {
+                self.nic.port.set_gone();
+                return Fault::PortDown;
+            }
+            Fault::Unsupported
+        })?;
+        let known = Known {
+            key,
+            need,
+            base: region.base,
+            len: region.memory.len() as u64,
+            device_base: keys.base,
+            lkey: keys.lkey,
+        };
+        self.known = [Some(known), self.known[0]];
+        Ok(known)
+    }
+
+    /// Puts a request into the batch. `false`: the device has no such operation.
+    ///
+    /// # Safety
+    /// The pieces are of registered regions, or of the bounce buffers.
+    unsafe fn push(
+        &mut self,
+        sent: Sent,
+        mut flags: u32,
+        ask: bool,
+        op: Op,
+        data: Data<'_>,
+    ) -> bool {
+        self.quiet += 1;
+        // Whoever waits for room waits for a completion.
+        if ask || self.quiet >= QUIET || self.room() == 1 {
+            flags |= abi::send_flags::SIGNALED;
+            self.quiet = 0;
+        }
+        let work = Work {
+            id: self.posted,
+            flags,
+            op,
+            data,
+        };
+        // SAFETY: one core posts to this queue pair, and only through this batch; regions are taken from the device before their memory
+        // goes, and the bounce buffers live as long as the queue pair.
+        if !unsafe { self.batch.push(&self.nic.qp, &work) } {
+            return false;
+        }
+        let at = (self.posted % self.sent.len() as u64) as usize;
+        self.sent[at] = sent;
+        self.posted += 1;
+        true
+    }
+}
+
+impl EngineQp {
+    /// Hands a request to the device. Every local piece is checked first; the rest is the peer's to check.
+    pub(in crate::engine) fn post_verbs(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        request: Request<'_>,
+        wqe: &[Chunk],
+    ) -> Result<Outcome, Fault> {
+        if self.cold.flight.is_full() {
+            return Ok(self.hold());
+        }
+        let epoch = cx.inner.regions.view().epoch().load(Ordering::Acquire);
+        if let Some(link) = self.verbs()
+            && link.epoch != epoch
+        {
+            (link.epoch, link.known) = (epoch, [None; 2]);
+        }
+        let (kind, payload, inline_at) = match request {
+            Request::Write { remote, local, imm } => {
+                let kind = Kind::Write {
+                    addr: remote.addr,
+                    rkey: remote.key.0,
+                    imm,
+                };
+                (kind, local, 2)
+            }
+            Request::Send { local, imm } => (Kind::Send { imm }, local, 1),
+            Request::Read { remote, local } => {
+                let kind = Kind::Read {
+                    addr: remote.addr,
+                    rkey: remote.key.0,
+                };
+                (kind, local, 2)
+            }
+            Request::FetchAdd { remote, local, add } => {
+                let op = Op::FetchAdd {
+                    addr: remote.addr,
+                    rkey: remote.key.0,
+                    add,
+                };
+                return self.post_atomic(cx, ctrl, remote.addr, op, &local);
+            }
+            Request::CompareSwap {
+                remote,
+                local,
+                swap,
+                compare,
+            } => {
+                let op = Op::CompareSwap {
+                    addr: remote.addr,
+                    rkey: remote.key.0,
+                    compare,
+                    swap,
+                };
+                return self.post_atomic(cx, ctrl, remote.addr, op, &local);
+            }
+            // Verbs have no masked atomics, and none of four bytes.
+            Request::MaskedFetchAdd { .. } | Request::MaskedCompareSwap { .. } => {
+                return Err(Fault::Unsupported);
+            }
+            Request::Nop => return Ok(self.in_order(ctrl, 0)),
+            Request::Wait { index, cqn } => {
+                let on = match &self.park {
+                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
+                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
+                };
+                return match waited(&on, index) {
+                    Some(true) => Ok(self.in_order(ctrl, 0)),
+                    Some(false) => {
+                        self.park = Some(Park::Wait { on, index });
+                        Ok(Outcome::Parked)
+                    }
+                    None => Err(Fault::BadWaitCq),
+                };
+            }
+            Request::Dump { local } => {
+                let pd = self.cold.shared.pd;
+                if let Some(link) = self.verbs() {
+                    link.piece(cx.inner, pd, &local, Access::NONE)?;
+                }
+                return Ok(self.in_order(ctrl, local.len));
+            }
+        };
+        self.post_message(cx, ctrl, kind, payload, wqe.get(inline_at..).unwrap_or(&[]))
+    }
+
+    fn post_atomic(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        addr: u64,
+        op: Op,
+        local: &Local,
+    ) -> Result<Outcome, Fault> {
+        let (pd, at) = (self.cold.shared.pd, self.exec);
+        let ask = self.is_last_of_run(ctrl);
+        let Some(link) = self.verbs() else {
+            return Err(Fault::NotConnected);
+        };
+        if !link.nic.port.device().atomics {
+            return Err(Fault::Unsupported);
+        }
+        if local.len != 8 {
+            return Err(Fault::BadLength);
+        }
+        let sink = link.piece(cx.inner, pd, local, Access::LOCAL_WRITE)?;
+        if !addr.is_multiple_of(8) {
+            return Err(Fault::Misaligned);
+        }
+        if link.room() == 0 {
+            return Ok(self.hold());
+        }
+        let sent = Sent {
+            at,
+            last: true,
+            ..Sent::default()
+        };
+        // SAFETY: the piece is of a registered region.
+        if !unsafe { link.push(sent, flags_of(ctrl), ask, op, Data::Pieces(&[sink])) } {
+            return Err(Fault::Unsupported);
+        }
+        Ok(self.under_way(ctrl, 8))
+    }
+
+    fn under_way(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
+        self.cold
+            .flight
+            .push(InFlight::elsewhere(self.exec, ctrl, byte_cnt));
+        Outcome::Issued
+    }
+
+    /// WRITE, READ or SEND. `inline`: the WQE from its first data segment on.
+    fn post_message(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        kind: Kind,
+        payload: Payload<'_>,
+        inline: &[Chunk],
+    ) -> Result<Outcome, Fault> {
+        let total = payload.len();
+        if total > MAX_MESSAGE {
+            return Err(Fault::BadLength);
+        }
+        let (pd, at) = (self.cold.shared.pd, self.exec);
+        let ask = self.is_last_of_run(ctrl);
+        let Some(link) = self.verbs() else {
+            return Err(Fault::NotConnected);
+        };
+        if link.room() == 0 {
+            return Ok(self.hold());
+        }
+        // The usual cases: one request.
+        let mut flags = flags_of(ctrl);
+        let whole = Sent {
+            at,
+            last: true,
+            ..Sent::default()
+        };
+        let message = u64::from(link.nic.port.port().max_message);
+        match &payload {
+            Payload::Inline(bytes) if total <= message => {
+                let len = bytes.len();
+                // SAFETY: chunks are plain words, so their bytes are initialised; the parser found the payload inside the WQE.
+                let bytes = unsafe {
+                    debug_assert!(len + 4 <= 16 * inline.len());
+                    core::slice::from_raw_parts(inline.as_ptr().cast::<u8>().add(4), len)
+                };
+                let op = kind.op(0, true);
+                let taken = if len <= link.nic.inline as usize {
+                    // SAFETY: inline bytes are copied at once.
+                    unsafe { link.push(whole, flags, ask, op, Data::Inline(bytes)) }
+                } else {
+                    let (to, sge) = link.nic.bounce(link.posted, len).ok_or(Fault::BadInline)?;
+                    // SAFETY: the buffer is this request's, until it is complete; a WQE's inline data fits.
+                    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, len.min(INLINE)) };
+                    // SAFETY: a bounce buffer.
+                    unsafe { link.push(whole, flags, ask, op, Data::Pieces(&[sge])) }
+                };
+                debug_assert!(taken);
+                return Ok(self.under_way(ctrl, total as u32));
+            }
+            Payload::Local(local) if total <= message => {
+                let sge = link.piece(cx.inner, pd, local, kind.need())?;
+                // SAFETY: the piece is of a registered region.
+                unsafe { link.push(whole, flags, ask, kind.op(0, true), Data::Pieces(&[sge])) };
+                return Ok(self.under_way(ctrl, total as u32));
+            }
+            _ => {}
+        }
+        // Several pieces, or a message longer than the device takes.
+        let mut pieces = std::mem::take(&mut link.pieces);
+        let gathered = link.gather(cx.inner, pd, payload, kind.need(), &mut pieces);
+        link.pieces = pieces;
+        gathered?;
+        let most = link.nic.pieces as usize;
+        let single = total <= message && link.pieces.len() <= most;
+        if !single && matches!(kind, Kind::Send { .. }) {
+            // A SEND is one message; it cannot be cut.
+            return Err(match total > message {
+                true => Fault::BadLength,
+                false => Fault::Unsupported,
+            });
+        }
+        let mut from = match link.partly {
+            Some((slot, from)) if slot == at => from,
+            _ => 0,
+        };
+        link.partly = None;
+        loop {
+            if link.room() == 0 {
+                link.partly = Some((at, from));
+                return Ok(self.hold());
+            }
+            let (mut now, mut count, mut bytes) = ([abi::Sge::default(); 8], 0, 0);
+            cut(
+                &link.pieces,
+                from,
+                message,
+                &mut now[..most.min(8)],
+                &mut count,
+                &mut bytes,
+            );
+            let last = from + bytes == total;
+            let sent = Sent {
+                at,
+                offset: from,
+                last,
+                marker: false,
+            };
+            let op = kind.op(from, last);
+            // SAFETY: the pieces are of registered regions.
+            unsafe { link.push(sent, flags, ask && last, op, Data::Pieces(&now[..count])) };
+            // A fence has held the first.
+            flags &= !abi::send_flags::FENCE;
+            from += bytes;
+            if last {
+                return Ok(self.under_way(ctrl, total as u32));
+            }
+        }
+    }
+
+    /// Should the device say when this WQE is complete? Yes, unless the next one is there, and goes to the device too.
+    fn is_last_of_run(&self, ctrl: Ctrl) -> bool {
+        let next = self.exec + u64::from(ctrl.slots());
+        if next >= self.pi {
+            return true;
+        }
+        // SAFETY: a slot of the ring, which is mapped while the QP is attached.
+        let ctrl = Ctrl::parse(unsafe { self.chunk(next, 0) });
+        let goes = matches!(
+            Opcode::try_from(ctrl.opcode),
+            Ok(Opcode::RdmaWrite
+                | Opcode::RdmaWriteImm
+                | Opcode::RdmaRead
+                | Opcode::Send
+                | Opcode::SendImm
+                | Opcode::FetchAdd
+                | Opcode::CompareSwap)
+        );
+        !(goes && ctrl.matches(next as u16, self.qpn()))
+    }
+
+    /// At the end of a turn: what was posted goes to the device.
+    pub(in crate::engine) fn submit_verbs(&mut self, inner: &Inner) {
+        let stuck = self.park.is_some() && self.exec != self.pi;
+        let Some(link) = self.verbs() else { return };
+        if link.quiet != 0 && stuck && link.room() > 0 {
+            // What waits for the requests before it has to hear of them.
+            let marker = Sent {
+                marker: true,
+                ..Sent::default()
+            };
+            let op = Op::Write {
+                addr: 0,
+                rkey: 0,
+                imm: None,
+            };
+            // SAFETY: no pieces.
+            unsafe { link.push(marker, 0, true, op, Data::Pieces(&[])) };
+        }
+        if link.batch.is_empty() {
+            return;
+        }
+        let first = link.batched;
+        // SAFETY: as for `push`.
+        let result = unsafe { link.batch.submit(&link.nic.qp) };
+        link.batched = link.posted;
+        match result {
+            Ok(()) => link.refused = None,
+            Err(refused) => self.unpost(inner, first, refused),
+        }
+    }
+
+    /// The device took only part of a batch: the rest is posted again later, from where it stopped, or the QP fails.
+    #[cold]
+    fn unpost(&mut self, inner: &Inner, first: u64, refused: Refused) {
+        let Some(link) = self.verbs() else { return };
+        let stop = first + refused.taken as u64;
+        let rest = link.sent(stop);
+        link.posted = stop;
+        link.batched = stop;
+        // The last that was taken may not have asked for a completion; the next one will.
+        link.quiet = QUIET;
+        let since = *link.refused.get_or_insert_with(Instant::now);
+        let for_long = since.elapsed() >= PATIENCE;
+        let full = matches!(refused.errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
+        if !rest.marker {
+            link.partly = (rest.offset != 0).then_some((rest.at, rest.offset));
+            self.cold.flight.give_back(rest.at);
+            self.exec = rest.at;
+        }
+        self.park = Some(Park::Copies);
+        if full && !for_long {
+            return;
+        }
+        let Some(link) = self.verbs() else { return };
+        let reason = format!(
+            "posting to it: {}",
+            std::io::Error::from_raw_os_error(refused.errno)
+        );
+        tracing::error!("{:?}: {reason}", link.nic);
+        let device = link.nic.port.config().to_string();
+        inner
+            .events
+            .push(crate::Event::DeviceRefused { device, reason });
+        let gone = matches!(refused.errno, libc::EIO | libc::ENODEV);
+        if gone {
+            link.nic.port.set_gone();
+        }
+        self.fail_flight(inner, Fault::PortDown);
+    }
+}
+
+impl Link {
+    /// All pieces of a payload as the device knows them; inline ones among them go by way of a bounce buffer.
+    fn gather(
+        &mut self,
+        inner: &Inner,
+        pd: u32,
+        payload: Payload<'_>,
+        need: Access,
+        out: &mut Vec<abi::Sge>,
+    ) -> Result<(), Fault> {
+        out.clear();
+        let (mut copied, mut count) = (0, 0);
+        for piece in payload.pieces() {
+            count += 1;
+            match piece {
+                // A piece of no bytes opens no key.
+                Piece::Local(local) if local.len == 0 => {}
+                Piece::Local(local) => out.push(self.piece(inner, pd, &local, need)?),
+                Piece::Inline(inline) if inline.is_empty() => {}
+                Piece::Inline(inline) => {
+                    let len = inline.len();
+                    let (to, sge) = self
+                        .nic
+                        .bounce(self.posted, len)
+                        .filter(|_| copied + len <= INLINE)
+                        .ok_or(Fault::BadInline)?;
+                    for (i, byte) in inline.bytes().enumerate() {
+                        // SAFETY: inside the buffer, which is this request's until it is complete.
+                        unsafe { to.add(copied + i).write(byte) };
+                    }
+                    out.push(abi::Sge {
+                        addr: sge.addr + copied as u64,
+                        ..sge
+                    });
+                    copied += len;
+                }
+            }
+        }
+        // The buffer belongs to one request of the device.
+        if copied != 0 && count > self.nic.pieces {
+            return Err(Fault::Unsupported);
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    /// The right that local memory needs.
+    fn need(self) -> Access {
+        match self {
+            Self::Read { .. } => Access::LOCAL_WRITE,
+            Self::Write { .. } | Self::Send { .. } => Access::NONE,
+        }
+    }
+
+    /// The operation for the bytes from `from` on.
+    fn op(self, from: u64, last: bool) -> Op {
+        match self {
+            Self::Write { addr, rkey, imm } => Op::Write {
+                addr: addr.wrapping_add(from),
+                rkey,
+                imm: imm.filter(|_| last),
+            },
+            Self::Read { addr, rkey } => Op::Read {
+                addr: addr.wrapping_add(from),
+                rkey,
+            },
+            Self::Send { imm } => Op::Send { imm },
+        }
+    }
+}
+
+fn flags_of(ctrl: Ctrl) -> u32 {
+    let mut flags = 0;
+    if ctrl.fenced() {
+        flags |= abi::send_flags::FENCE;
+    }
+    if ctrl.solicited() {
+        flags |= abi::send_flags::SOLICITED;
+    }
+    flags
+}
+
+/// As many of the bytes from `from` on as one request takes.
+fn cut(
+    pieces: &[abi::Sge],
+    from: u64,
+    message: u64,
+    out: &mut [abi::Sge],
+    count: &mut usize,
+    bytes: &mut u64,
+) {
+    let mut skip = from;
+    (*count, *bytes) = (0, 0);
+    for piece in pieces {
+        let len = u64::from(piece.length);
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let take = (len - skip).min(message - *bytes);
+        let Some(to) = out.get_mut(*count).filter(|_| take != 0) else {
+            return;
+        };
+        *to = abi::Sge {
+            addr: piece.addr + skip,
+            length: take as u32,
+            lkey: piece.lkey,
+        };
+        (*count, *bytes, skip) = (*count + 1, *bytes + take, 0);
+        if *bytes == message {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_messages_are_cut_by_bytes_and_by_pieces() {
+        let piece = |addr, length| abi::Sge {
+            addr,
+            length,
+            lkey: 1,
+        };
+        let pieces = [piece(0, 10), piece(100, 5), piece(200, 7)];
+        let (mut from, mut seen) = (0, Vec::new());
+        while from < 22 {
+            let (mut out, mut count, mut bytes) = ([abi::Sge::default(); 2], 0, 0);
+            cut(&pieces, from, 8, &mut out, &mut count, &mut bytes);
+            seen.push(
+                out[..count]
+                    .iter()
+                    .map(|s| (s.addr, s.length))
+                    .collect::<Vec<_>>(),
+            );
+            from += bytes;
+        }
+        assert_eq!(seen, [vec![(0, 8)], vec![(8, 2), (100, 5)], vec![(200, 7)]]);
+        assert_eq!(from, 22);
+    }
+}

@@ -1,0 +1,516 @@
+//! The verbs link as its user sees it: an opened RDMA device, and queue pairs that it carries out.
+//!
+//! [`Hca::open_verbs`](crate::Hca::open_verbs) opens a port of a device; [`HcaQp::prepare`](crate::HcaQp::prepare) gives a queue pair one of the
+//! device's, whose number and address the peer needs; [`Destination::Verbs`](crate::Destination) connects it. The engine then reads what the
+//! GPU posts, and posts it to the device: payloads move between the device and registered memory without the engine.
+//!
+//! **Keys.** Local keys are Doorbell's, as everywhere: the engine checks rights and bounds and then uses the device's key of the region, which is
+//! registered there when it is first used. Remote keys and addresses are the *device's* of the other side, as with any verbs program:
+//! [`Mr::on_port`](crate::Mr::on_port) says what they are, for the peer.
+
+use core::fmt;
+use core::str::FromStr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use doorbell_verbs as library;
+use doorbell_verbs::{
+    Connection, Context, Cq, DeviceAttr, GidEntry, Mr, Pd, PortAttr, Qp, QpConfig, Source, Verbs,
+    VerbsError, abi,
+};
+
+use crate::mem::{Access, Memory, Region};
+
+/// Which device and port, and how to use them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsConfig {
+    /// The device's name.
+    pub device: String,
+    /// Its port, from 1.
+    pub port: u8,
+    /// Index of the GID; `None`: the best there is (RoCE v2 with an IPv4 address).
+    pub gid: Option<u8>,
+    /// The address whose GID is preferred.
+    pub ip: Option<IpAddr>,
+    /// Use `ibv_wr_*` where the device has them.
+    pub calls: bool,
+    /// A queue pair whose completions stay away for so long is looked at.
+    pub silence: Duration,
+}
+
+impl VerbsConfig {
+    /// Port 1 of a device.
+    pub fn new(device: &str) -> Self {
+        Self {
+            device: device.to_owned(),
+            port: 1,
+            gid: None,
+            ip: None,
+            calls: true,
+            silence: Duration::from_secs(10),
+        }
+    }
+}
+
+impl FromStr for VerbsConfig {
+    type Err = String;
+
+    /// `DEVICE[:PORT][?gid=N][&post=list]`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.strip_prefix("verbs:").unwrap_or(text);
+        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let (device, port) = name.split_once(':').unwrap_or((name, "1"));
+        let wrong =
+            |what: String| format!("{what}: give DEVICE[:PORT][?gid=N], as rxe0 or mlx5_0:1?gid=3");
+        if device.is_empty() {
+            return Err(wrong("no device is named".to_owned()));
+        }
+        let mut config = Self::new(device);
+        config.port = match port.parse() {
+            Ok(port @ 1..) => port,
+            _ => return Err(wrong(format!("`{port}` is no port"))),
+        };
+        for option in options.split('&').filter(|o| !o.is_empty()) {
+            match option.split_once('=') {
+                Some(("gid", index)) => {
+                    let index = index
+                        .parse()
+                        .map_err(|_| wrong(format!("`{index}` is no GID index")))?;
+                    config.gid = Some(index);
+                }
+                Some(("post", "list")) => config.calls = false,
+                Some(("post", "calls")) => config.calls = true,
+                _ => return Err(wrong(format!("`{option}` is no option"))),
+            }
+        }
+        Ok(config)
+    }
+}
+
+impl fmt::Display for VerbsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "verbs:{}:{}", self.device, self.port)?;
+        if let Some(gid) = self.gid {
+            write!(f, "?gid={gid}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An opened port of a device.
+pub struct VerbsPort {
+    context: Context,
+    config: VerbsConfig,
+    device: DeviceAttr,
+    port: PortAttr,
+    gid: GidEntry,
+    /// Names it among the keys of regions.
+    id: u64,
+    /// The device's protection domains, by ours.
+    pds: Mutex<Vec<(u32, Pd)>>,
+    gone: AtomicBool,
+}
+
+impl fmt::Debug for VerbsPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "VerbsPort({}, GID index {})",
+            self.config, self.gid.index
+        )
+    }
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+impl VerbsPort {
+    /// Opens it.
+    pub(crate) fn open(verbs: &Verbs, config: &VerbsConfig) -> Result<Self, VerbsError> {
+        let context = Context::open(verbs, &config.device)?;
+        let device = context.attributes()?;
+        let port = context.active_port(config.port)?;
+        let gid = context.choose_gid(config.port, config.gid, config.ip)?;
+        Ok(Self {
+            context,
+            config: config.clone(),
+            device,
+            port,
+            gid,
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            pds: Mutex::default(),
+            gone: AtomicBool::new(false),
+        })
+    }
+
+    /// How it was opened.
+    pub fn config(&self) -> &VerbsConfig {
+        &self.config
+    }
+
+    /// What the device can do.
+    pub fn device(&self) -> &DeviceAttr {
+        &self.device
+    }
+
+    /// What the port is.
+    pub fn port(&self) -> &PortAttr {
+        &self.port
+    }
+
+    /// This side's address.
+    pub fn gid(&self) -> &GidEntry {
+        &self.gid
+    }
+
+    /// What it is, in a line.
+    pub fn describe(&self) -> String {
+        let kind = match (self.port.is_ethernet(), self.gid.kind) {
+            (true, doorbell_verbs::GidKind::RoceV1) => "RoCE v1",
+            (true, _) => "RoCE v2",
+            (false, _) => "InfiniBand",
+        };
+        let at = match (self.gid.ip(), self.port.is_ethernet()) {
+            (Some(ip), true) => format!("{ip} (GID index {})", self.gid.index),
+            _ => format!("LID {}", self.port.lid),
+        };
+        format!(
+            "{}: {kind}, {at}, path MTU {}, messages up to {} bytes, {} pieces, {}{}",
+            self.config,
+            self.port.mtu,
+            self.port.max_message,
+            self.device.max_sge,
+            match self.device.atomics {
+                true => "atomics of 8 bytes",
+                false => "no atomics",
+            },
+            match self.is_gone() {
+                true => "; the device is gone",
+                false => "",
+            }
+        )
+    }
+
+    /// The device was removed or failed.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn pd(&self, number: u32) -> Result<Pd, VerbsError> {
+        let mut pds = self.pds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pd)) = pds.iter().find(|(n, _)| *n == number) {
+            return Ok(pd.clone());
+        }
+        let pd = Pd::new(&self.context)?;
+        pds.push((number, pd.clone()));
+        Ok(pd)
+    }
+
+    /// The region as the device knows it; registers it there if it was not.
+    pub(crate) fn keys(&self, region: &Region) -> Result<DeviceKeys, VerbsError> {
+        let mut known = region
+            .devices
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, mr)) = known.iter().find(|(id, _)| *id == self.id) {
+            return Ok(DeviceKeys::of(mr));
+        }
+        let pd = self.pd(region.pd)?;
+        let mut access = region.access;
+        if !self.device.atomics {
+            access = Access::from_bits(access.bits() & !Access::REMOTE_ATOMIC.bits());
+        }
+        let (len, base, rights) = (region.memory.len(), region.base, access.bits());
+        let mr = match &region.memory {
+            Memory::Host { ptr, .. } | Memory::Shared { ptr, .. } => {
+                let at = ptr.as_ptr().expose_provenance() as u64;
+                // SAFETY: the region keeps its memory, and drops the device's registration first.
+                unsafe { pd.register(Source::Host(at), len, base, rights)? }
+            }
+            Memory::Device { addr, dma, .. } => {
+                let fd = dma.dmabuf(*addr, len);
+                let by_fd = fd.as_ref().map(|(fd, offset)| {
+                    let fd = std::os::fd::AsFd::as_fd(fd);
+                    let source = Source::Dmabuf {
+                        fd,
+                        offset: *offset,
+                    };
+                    // SAFETY: as above.
+                    unsafe { pd.register(source, len, base, rights) }
+                });
+                match by_fd {
+                    Some(Ok(mr)) => mr,
+                    // The older way: a kernel module that knows the GPU's addresses.
+                    // SAFETY: as above.
+                    _ => unsafe { pd.register(Source::Gpu(*addr), len, base, rights)? },
+                }
+            }
+        };
+        let keys = DeviceKeys::of(&mr);
+        known.push((self.id, mr));
+        Ok(keys)
+    }
+}
+
+/// A region as a device knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceKeys {
+    /// The address of the first byte.
+    pub base: u64,
+    /// The key for local use.
+    pub lkey: u32,
+    /// The key for peers.
+    pub rkey: u32,
+}
+
+impl DeviceKeys {
+    fn of(mr: &Mr) -> Self {
+        Self {
+            base: mr.base(),
+            lkey: mr.lkey(),
+            rkey: mr.rkey(),
+        }
+    }
+}
+
+/// What devices know a region as. Dropped before the region's memory is let go of.
+#[derive(Debug, Default)]
+pub struct Devices(Mutex<Vec<(u64, Mr)>>);
+
+impl Devices {
+    /// Takes the region from all of them: nothing of it is read or written by them afterwards.
+    pub(crate) fn clear(&self) {
+        let known = core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(known);
+    }
+}
+
+/// What the peer needs to know of a queue pair's end on this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerbsEnd {
+    /// Number of the device's queue pair.
+    pub qpn: u32,
+    /// This port's address.
+    pub gid: [u8; 16],
+    /// This port's LID, on InfiniBand.
+    pub lid: u16,
+    /// Bytes of the largest path MTU.
+    pub mtu: u16,
+    /// READs and atomics that it wants to have open.
+    pub reads_open: u8,
+    /// READs and atomics that it answers at a time.
+    pub reads_answered: u8,
+    /// Its port is Ethernet.
+    pub ethernet: bool,
+}
+
+/// The other end, and what both have agreed on.
+#[derive(Clone, Copy, Debug)]
+pub struct VerbsTarget {
+    /// The other end.
+    pub peer: VerbsEnd,
+    /// Bytes of the path MTU at most; what both ports have if that is less.
+    pub mtu: u16,
+    /// Number of the first packet sent.
+    pub sq_psn: u32,
+    /// Number of the first packet expected.
+    pub rq_psn: u32,
+    /// Code of the time without acknowledgement.
+    pub timeout: u8,
+    /// How often the device repeats.
+    pub retry: u8,
+    /// How often it repeats where no receive is posted; 7: without end.
+    pub rnr_retry: u8,
+    /// Code of the time that the peer is to wait where no receive is posted.
+    pub min_rnr_timer: u8,
+}
+
+/// Bytes of a WQE's inline data at most.
+pub(crate) const INLINE: usize = 1024;
+
+/// Bytes of inline data asked of a device: more is copied to memory that it knows.
+const DEVICE_INLINE: u32 = 256;
+
+/// A device's queue pair that belongs to one of ours.
+pub(crate) struct Nic {
+    // In this order: nothing is used after it was dropped.
+    pub(crate) qp: Qp,
+    pub(crate) cq: Cq,
+    pub(crate) port: Arc<VerbsPort>,
+    bounce_mr: Option<Mr>,
+    bounce: Box<[core::cell::UnsafeCell<[u8; INLINE]>]>,
+    peer: core::sync::atomic::AtomicU32,
+    pub(crate) send: u32,
+    pub(crate) recv: u32,
+    pub(crate) pieces: u32,
+    pub(crate) recv_pieces: u32,
+    pub(crate) inline: u32,
+}
+
+// SAFETY: the bounce buffers are written by the engine core that owns the queue pair, and read by the device.
+unsafe impl Send for Nic {}
+// SAFETY: as above.
+unsafe impl Sync for Nic {}
+
+impl fmt::Debug for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nic({:?}, QP {:#08x})", self.port, self.qp.qpn())
+    }
+}
+
+impl Nic {
+    /// One in INIT, for a queue of so many slots and so many receives of so many pieces.
+    pub(crate) fn new(
+        port: &Arc<VerbsPort>,
+        pd: u32,
+        slots: u32,
+        (receives, recv_pieces): (u32, u32),
+    ) -> Result<Self, VerbsError> {
+        let most = |n: u32| n.min(port.device.max_work).max(1);
+        let send = most(slots.clamp(64, 512));
+        let recv = most(receives.min(4096));
+        let entries = (send + recv + 16).min(port.device.max_cqe);
+        let cq = Cq::new(&port.context, entries)?;
+        let pd = port.pd(pd)?;
+        let config = QpConfig {
+            send,
+            recv,
+            send_pieces: port.device.max_sge.clamp(1, 8),
+            recv_pieces: recv_pieces.min(port.device.max_sge).max(1),
+            inline: DEVICE_INLINE,
+            calls: port.config.calls,
+        };
+        let qp = Qp::new(&pd, &cq, &cq, &config)?;
+        qp.init(port.config.port, Access::ALL.bits())?;
+        let inline = qp.capacity().max_inline_data.min(INLINE as u32);
+        // Inline data that the device does not take goes by way of memory that it knows, one place a request.
+        let bounce: Box<[_]> = (0..send)
+            .map(|_| core::cell::UnsafeCell::new([0; INLINE]))
+            .collect();
+        let at = bounce.as_ptr().expose_provenance() as u64;
+        // SAFETY: the buffers are dropped after their registration.
+        let bounce_mr = unsafe { pd.register(Source::Host(at), bounce.len() * INLINE, at, 0) }?;
+        Ok(Self {
+            peer: core::sync::atomic::AtomicU32::new(0),
+            send,
+            recv,
+            pieces: config.send_pieces,
+            recv_pieces: config.recv_pieces,
+            inline,
+            qp,
+            cq,
+            port: Arc::clone(port),
+            bounce_mr: Some(bounce_mr),
+            bounce,
+        })
+    }
+
+    /// This end, for the peer.
+    pub(crate) fn end(&self) -> VerbsEnd {
+        VerbsEnd {
+            qpn: self.qp.qpn(),
+            gid: self.port.gid.gid,
+            lid: self.port.port.lid,
+            mtu: self.port.port.mtu,
+            reads_open: self.port.device.reads_open.clamp(1, 16),
+            reads_answered: self.port.device.reads_answered.clamp(1, 16),
+            ethernet: self.port.port.is_ethernet(),
+        }
+    }
+
+    /// The number of the peer's queue pair; 0 before it is connected.
+    pub(crate) fn peer_qpn(&self) -> u32 {
+        self.peer.load(Ordering::Relaxed)
+    }
+
+    /// Connects it to its peer; may take as long as resolving the peer's address does.
+    pub(crate) fn connect(&self, to: &VerbsTarget) -> Result<(), VerbsError> {
+        let own = self.end();
+        if own.ethernet != to.peer.ethernet {
+            return Err(VerbsError::Unsupported {
+                device: self.port.config.device.clone(),
+                what: "this port and the peer's are not of one kind (InfiniBand, Ethernet): choose others".to_owned(),
+            });
+        }
+        self.peer.store(to.peer.qpn, Ordering::Relaxed);
+        self.qp.connect(&Connection {
+            port: self.port.config.port,
+            gid_index: self.port.gid.index,
+            remote: doorbell_verbs::Remote {
+                qpn: to.peer.qpn,
+                gid: to.peer.gid,
+                lid: to.peer.lid,
+            },
+            // On InfiniBand a GRH is for peers of another subnet, whose GIDs begin otherwise.
+            global: own.ethernet || own.gid[..8] != to.peer.gid[..8],
+            mtu: to.mtu.min(own.mtu).min(to.peer.mtu),
+            sq_psn: to.sq_psn,
+            rq_psn: to.rq_psn,
+            reads_open: own.reads_open.min(to.peer.reads_answered),
+            reads_answered: own.reads_answered,
+            timeout: to.timeout,
+            retry: to.retry,
+            rnr_retry: to.rnr_retry,
+            min_rnr_timer: to.min_rnr_timer,
+            hop_limit: 64,
+            traffic_class: 0,
+            service_level: 0,
+        })
+    }
+
+    /// Where inline data of request `number` goes, and the piece that names it.
+    pub(crate) fn bounce(&self, number: u64, len: usize) -> Option<(*mut u8, abi::Sge)> {
+        let mr = self.bounce_mr.as_ref()?;
+        let slot = self.bounce.get((number % u64::from(self.send)) as usize)?;
+        let at = slot.get().cast::<u8>();
+        let sge = abi::Sge {
+            addr: at.addr() as u64,
+            length: len as u32,
+            lkey: mr.lkey(),
+        };
+        Some((at, sge))
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        // Fields drop in order, but a queue pair that could not be destroyed may still read: its device must not know the memory any more.
+        self.bounce_mr = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_with_port_and_gid() {
+        let config: VerbsConfig = "verbs:mlx5_0:2?gid=3&post=list".parse().expect("valid");
+        assert_eq!((config.device.as_str(), config.port), ("mlx5_0", 2));
+        assert_eq!((config.gid, config.calls), (Some(3), false));
+        assert_eq!(config.to_string(), "verbs:mlx5_0:2?gid=3");
+        let config: VerbsConfig = "rxe0".parse().expect("valid");
+        assert_eq!(config, VerbsConfig::new("rxe0"));
+        for bad in [
+            "",
+            "verbs:",
+            "rxe0:0",
+            "rxe0:x",
+            "rxe0?gid=300",
+            "rxe0?what=1",
+        ] {
+            let text = bad.parse::<VerbsConfig>().expect_err(bad);
+            assert!(text.contains("DEVICE[:PORT]"), "{text}");
+        }
+    }
+}
