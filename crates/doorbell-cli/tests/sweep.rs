@@ -3,8 +3,9 @@
 mod common;
 
 use std::path::Path;
+use std::time::Duration;
 
-use common::{run, signal, start, succeed, texts, wait_until};
+use common::{Running, run, succeed, texts, wait_until};
 use serde_json::Value;
 
 /// A sweep of a moment.
@@ -95,13 +96,12 @@ fn a_signal_ends_it_and_what_was_measured_is_kept() {
         "--out",
         out,
     ];
-    let child = start(&args);
+    let mut sweep = Running::start(&args);
     let file = folder.path().join("results.json");
     wait_until("the first pass", || file.exists());
-    signal(child.id(), "-INT");
-    let output = common::finish(child, &args);
-    let (stdout, stderr) = texts(&output);
-    assert_eq!(output.status.code(), Some(130), "{stdout}\n{stderr}");
+    sweep.signal("-INT");
+    let (status, said) = sweep.end_within(Duration::from_secs(60));
+    assert_eq!(status.code(), Some(130), "{said}");
     let results = results(folder.path());
     assert_eq!(results["complete"], false);
     let points = results["points"].as_array().expect("points");
