@@ -162,6 +162,10 @@ pub trait Arch: Copy {
         false
     }
 
+    /// A wait gave up at its deadline: the host may look why (host threads).
+    #[inline(always)]
+    fn gave_up(self) {}
+
     /// All lanes of this warp that have not ended, which all call it; orders their memory accesses among them. Ends the lane's
     /// previous group.
     fn warp(self) -> Group;

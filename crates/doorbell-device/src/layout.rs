@@ -303,8 +303,39 @@ pub struct QpExt {
     pub rq_ready: u64,
     /// Receive queue: the first error of a receive that device code saw, an [`ErrorWord`] value; set once and kept.
     pub rq_error: u64,
+    /// Address of a [`WaitNote`] in host memory, or 0.
+    pub wait_note: u64,
     /// Zero.
-    pub reserved1: [u8; 56],
+    pub reserved1: [u8; 48],
+}
+
+/// [`WaitNote::kind`]: a 64-bit word is waited for.
+pub const WAIT_WORD: u64 = 1;
+/// [`WaitNote::kind`]: a WQE's completion is.
+pub const WAIT_TICKET: u64 = 2;
+/// [`WaitNote::kind`]: a receive's is.
+pub const WAIT_RECEIVE: u64 = 3;
+/// [`WaitNote::kind`] with this bit set: the wait gave up at its deadline.
+pub const WAIT_OVER: u64 = 1 << 8;
+
+/// What a thread of ours waits for, written once the wait is long, in host memory (64 bytes).
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitNote {
+    /// `WAIT_*`; 0 while nobody waits long, and while the note changes.
+    pub kind: u64,
+    /// Address of the word, as the kernel has it, or number of the queue pair.
+    pub at: u64,
+    /// The value that is waited for; the index of a WQE or a receive.
+    pub wanted: u64,
+    /// What was there last; how many are complete.
+    pub have: u64,
+    /// Nanoseconds of the kernel's clock when the wait was first noted.
+    pub since: u64,
+    /// The same when it was noted last.
+    pub seen: u64,
+    /// Zero.
+    pub reserved: [u64; 2],
 }
 
 /// What [`QpExt::set_rq`] needs. Addresses are those the kernel uses.
@@ -363,7 +394,8 @@ impl QpExt {
             },
             rq_ready: 0,
             rq_error: 0,
-            reserved1: [0; 56],
+            wait_note: 0,
+            reserved1: [0; 48],
         }
     }
 
@@ -536,8 +568,11 @@ at!(GpuCq {
 at!(QpExt {
     magic = 0, version = 4, state = 8, flags = 12, error = 16, host_error = 24, sink_addr = 32, sink_key = 40,
     reserved0 = 44, companion_qp = 48, companion_ext = 56, rq_addr = 64, rq_dbrec = 72, rq_mask = 80, rq_stride = 84,
-    rq_pi = 88, rq_ci = 96, rq_cq = 104, rq_ready = 168, rq_error = 176, reserved1 = 184,
+    rq_pi = 88, rq_ci = 96, rq_cq = 104, rq_ready = 168, rq_error = 176, wait_note = 184,
+    reserved1 = 192,
 } size 256);
+
+at!(WaitNote { kind = 0, at = 8, wanted = 16, have = 24, since = 32, seen = 40, reserved = 48 } size 64);
 
 at!(QpHandle { qp = 0, ext = 8 } size 16);
 

@@ -15,6 +15,7 @@ use doorbell_wire::cqe::{CqeTail, ErrorCqe};
 use crate::arch::Arch;
 use crate::error::Error;
 use crate::layout::{CqKind, ErrorKind, ErrorWord, QpHandle, RINGING};
+use crate::note::LONG;
 use crate::post::{pack, unpack};
 use crate::qp::{Deadline, Qp, Ticket};
 use crate::scope::{Scope, Sharing};
@@ -51,6 +52,7 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
             self.handle(),
             index,
             Deadline(u64::MAX),
+            1,
         ))
     }
 
@@ -123,13 +125,20 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
         while !self.look(index).map_err(|e| self.note(e))? {
             polls = polls.wrapping_add(1);
             if polls.is_multiple_of(LOOK) {
-                let verdict = unpack(Self::check_up(self.arch, self.handle(), index, deadline));
+                let verdict = unpack(Self::check_up(
+                    self.arch,
+                    self.handle(),
+                    index,
+                    deadline,
+                    polls,
+                ));
                 if verdict.map_err(|e| self.note(e))? != 0 {
                     return Ok(());
                 }
             }
             self.arch.relax();
         }
+        self.waited(polls);
         Ok(())
     }
 
@@ -147,15 +156,22 @@ impl<A: Arch, S: Scope, M: Sharing> Qp<'_, A, S, M> {
     /// What a wait looks at now and then: errors that no CQE of ours tells of, the abort flag, the clock. 1 if the wait is over.
     #[cold]
     #[inline(never)]
-    fn check_up(arch: A, handle: QpHandle, index: u64, deadline: Deadline) -> u64 {
-        let verdict = Self::again(arch, handle).map(|qp| qp.hidden_error(index));
-        pack(match verdict {
-            Err(e) => Err(e),
-            Ok(Some(verdict)) => verdict.map(|()| 1),
-            Ok(None) if arch.aborted() => Err(Error::ABORTED),
-            Ok(None) if deadline.passed(arch) => Err(Error::TIMED_OUT),
-            Ok(None) => Ok(0),
-        })
+    fn check_up(arch: A, handle: QpHandle, index: u64, deadline: Deadline, polls: u32) -> u64 {
+        let qp = match Self::again(arch, handle) {
+            Ok(qp) => qp,
+            Err(e) => return pack(Err(e)),
+        };
+        if let Some(verdict) = qp.hidden_error(index) {
+            return pack(verdict.map(|()| 1));
+        }
+        if arch.aborted() {
+            return pack(Err(Error::ABORTED));
+        }
+        let over = deadline.passed(arch);
+        if over || polls.is_multiple_of(LONG) {
+            qp.note_ticket(index, over);
+        }
+        pack(if over { Err(Error::TIMED_OUT) } else { Ok(0) })
     }
 
     /// Whether the WQE at `index` is complete, as far as the consumer index and one look at the CQ tell.

@@ -107,6 +107,7 @@ impl Bench {
             doorbell: DoorbellWord::Slot(slot),
             record: None,
             poll_record: false,
+            wait_note: None,
             error_word: None,
             rq: None,
             core: None,

@@ -103,6 +103,7 @@ impl Side {
             doorbell: DoorbellWord::Slot(slot),
             record: None,
             poll_record: false,
+            wait_note: None,
             error_word: None,
             rq: None,
             core: Some(0),

@@ -14,7 +14,7 @@ const LOOK: u32 = 64;
 
 type Alone<'a, A> = Qp<'a, A, Thread, sharing::Exclusive>;
 
-/// Waits until the word at `at` is `value` or, counting up, beyond it; ends early if there is an `error`.
+/// Waits until the word at `at` is `value` or, counting up, beyond it; ends early if `qp` has an error.
 ///
 /// # Safety
 /// `at` points to a word that others may write meanwhile.
@@ -24,26 +24,25 @@ unsafe fn await_word<A: Arch>(
     at: u64,
     value: u64,
     deadline: Deadline,
-    error: impl Fn() -> Option<Error>,
+    qp: &Alone<'_, A>,
 ) -> Result<(), Error> {
     let p = core::ptr::with_exposed_provenance(at as usize);
     let mut polls = 0_u32;
-    // SAFETY: the caller's promise.
-    while unsafe { a.load64(p, sites::DATA) } < value {
+    loop {
+        // SAFETY: the caller's promise.
+        let has = unsafe { a.load64(p, sites::DATA) };
+        if has >= value {
+            break;
+        }
         polls = polls.wrapping_add(1);
-        if polls.is_multiple_of(LOOK) {
-            if a.aborted() {
-                return Err(Error::ABORTED);
-            }
-            if let Some(e) = error() {
-                return Err(e);
-            }
-            if deadline.passed(a) {
-                return Err(Error::TIMED_OUT);
-            }
+        if polls.is_multiple_of(LOOK)
+            && let Some(e) = qp.look_waiting(p, (value, has), polls, deadline)
+        {
+            return Err(e);
         }
         a.relax();
     }
+    qp.waited(polls);
     // Polls are relaxed: an acquiring load throws the L1 cache away, and with it what the loop needs next.
     a.fence(sites::SIGNAL_FENCE);
     Ok(())
@@ -238,7 +237,7 @@ unsafe fn ping_pong<A: Arch>(
     for n in 0..=p.iters {
         if n != 0 {
             // SAFETY: the caller's promise.
-            unsafe { await_word(a, arrivals, n, deadline, || qp.error())? };
+            unsafe { await_word(a, arrivals, n, deadline, &qp)? };
             status.completed = n;
             let now = a.clock_ns();
             // SAFETY: the caller's promise.

@@ -48,8 +48,8 @@
 //! ```
 
 use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use doorbell_device::host::{Hooks, HostGrid, HostThread, clock_ns};
 use doorbell_device::scope::{Thread, sharing};
@@ -77,13 +77,27 @@ pub struct CpuQp {
 impl CpuQp {
     /// Exports `qp` into host memory and takes it for one CPU thread at a time.
     pub fn new(qp: &QpCore) -> Result<Self> {
-        let relax = qp.pd().inner.device.provider.relax_hook();
+        let device = &qp.pd().inner.device;
+        let relax = device.provider.relax_hook();
+        let id = device.provider.id();
+        let told = Mutex::new(None);
+        // Who polls with short deadlines, again and again, is told once a second.
+        let gave_up = move || {
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.is_none_or(|at: Instant| at.elapsed() >= Duration::from_secs(1)) {
+                *told = Some(Instant::now());
+                for line in crate::report::diagnosis(id) {
+                    tracing::warn!("a wait gave up: {line}");
+                }
+            }
+        };
         let grid = HostGrid::new(
             1,
             1,
             Hooks {
                 relax,
                 abort: Arc::default(),
+                gave_up: Some(Arc::new(gave_up)),
             },
         );
         Ok(Self {

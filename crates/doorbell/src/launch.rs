@@ -12,9 +12,6 @@ use doorbell_kernels::params::Params;
 use crate::device::Device;
 use crate::{Error, Result};
 
-/// Between two looks at the queue pairs, when a wait has ended without the kernel.
-const LOOKS_APART: Duration = Duration::from_millis(20);
-
 impl Device {
     /// Starts a kernel of the device's module and returns at once. The parameters are copied.
     ///
@@ -90,16 +87,14 @@ impl Launch {
         }
     }
 
-    /// Logs which queue pairs of the device are stuck, and on what: a kernel that does not end mostly waits for one.
+    /// Logs what is missing ([`Device::diagnosis`]): a kernel that does not end mostly waits for one.
     fn tell_stuck(&self, timeout: Duration) {
         // Whoever only looks whether it has ended is told that, and nothing else.
         if timeout < Duration::from_millis(100) {
             return;
         }
-        for qp in self.device.report(LOOKS_APART).qps {
-            if qp.stuck {
-                tracing::warn!("QP {:#08x}: {}", qp.qpn, qp.verdict);
-            }
+        for line in self.device.diagnosis() {
+            tracing::warn!("{line}");
         }
     }
 

@@ -90,6 +90,7 @@ pub mod provider;
 mod proxy;
 mod qp;
 pub mod report;
+mod signal;
 
 pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Meeting, Rendezvous};
 pub use config::{Config, HcaCores, OnError, Recorder, RoceWrap, Setting, Settings, Source};

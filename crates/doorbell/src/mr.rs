@@ -146,6 +146,13 @@ impl Pd {
         })
     }
 
+    /// Its device.
+    pub fn device(&self) -> crate::Device {
+        crate::Device {
+            inner: Arc::clone(&self.inner.device),
+        }
+    }
+
     /// Begins a queue pair.
     pub fn qp(&self) -> QpBuilder {
         QpBuilder::new(self)

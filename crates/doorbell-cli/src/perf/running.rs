@@ -198,9 +198,8 @@ fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
             None => continue,
         }
     }
-    let report = bench.device.report(Duration::from_millis(20));
-    if let Some(qp) = report.qps.iter().find(|qp| qp.stuck && qp.error.is_none()) {
-        text.push_str(&format!("; QP {:#08x}: {}", qp.qpn, qp.verdict));
+    for line in bench.device.diagnosis() {
+        text.push_str(&format!("; {line}"));
     }
     if let Some(qp) = watch.qps.first() {
         let counters = qp.counters();
@@ -284,6 +283,15 @@ pub(crate) fn first_failure<'q>(
         "; it had posted {} and seen {} complete",
         status.posted, status.completed
     ));
+    if matches!(
+        doorbell_device::Error::from_code(status.error).map(|e| e.failure()),
+        Some(Failure::TimedOut | Failure::NoSpace | Failure::Stuck)
+    ) && let Some(qp) = qp_of(thread as u64)
+    {
+        for line in qp.pd().device().diagnosis() {
+            text.push_str(&format!("; {line}"));
+        }
+    }
     let others = failed().count() - 1;
     if others > 0 {
         text.push_str(&format!(" ({others} other threads failed too)"));

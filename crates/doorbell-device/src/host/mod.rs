@@ -27,6 +27,8 @@ pub struct Hooks {
     pub relax: Option<Arc<dyn Fn() + Send + Sync>>,
     /// Set by the launcher to give the kernel up: waits end with [`crate::Error::ABORTED`], barriers open.
     pub abort: Arc<AtomicBool>,
+    /// Called by a thread whose wait gave up at its deadline, after it noted what it waited for.
+    pub gave_up: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl fmt::Debug for Hooks {
@@ -341,6 +343,12 @@ impl<const LANES: usize> Arch for &HostThread<LANES> {
     #[inline(always)]
     fn aborted(self) -> bool {
         self.abort().load(Ordering::Relaxed)
+    }
+
+    fn gave_up(self) {
+        if let Some(hook) = &self.grid.hooks.gave_up {
+            hook();
+        }
     }
 
     #[inline(always)]

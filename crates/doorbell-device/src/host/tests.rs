@@ -84,6 +84,7 @@ fn abort_opens_a_barrier() {
         1,
         2,
         Hooks {
+            gave_up: None,
             relax: None,
             abort: Arc::clone(&abort),
         },

@@ -20,7 +20,8 @@ use doorbell_wire::{Chunk, Key};
 
 use crate::arch::Arch;
 use crate::error::Error;
-use crate::layout::{EXT_MAGIC, EXT_VERSION, POISON, QpExt, QpHandle};
+use crate::layout::{EXT_MAGIC, EXT_VERSION, POISON, QpExt, QpHandle, WAIT_OVER, WAIT_RECEIVE};
+use crate::note::LONG;
 use crate::post::{Turn, enter, leave, pack, unpack};
 use crate::qp::{Deadline, Ticket};
 use crate::scope::{Coop, Scope, Sharing, Thread, sharing};
@@ -247,12 +248,26 @@ impl<'a, A: Arch, S: Scope, M: Sharing> RecvQueue<'a, A, S, M> {
             let mut polls = 0_u32;
             loop {
                 if let Some(received) = self.take(ticket)? {
+                    if polls >= LONG {
+                        Self::note_receive(self.arch, self.handle, ticket.0, 0);
+                    }
                     return Ok(Some(received));
                 }
                 polls = polls.wrapping_add(1);
+                if polls.is_multiple_of(LONG) {
+                    Self::note_receive(self.arch, self.handle, ticket.0, WAIT_RECEIVE);
+                }
                 if polls.is_multiple_of(LOOK)
                     && let Err(e) = unpack(Self::check_up(self.arch, self.handle, deadline))
                 {
+                    if e == Error::TIMED_OUT {
+                        Self::note_receive(
+                            self.arch,
+                            self.handle,
+                            ticket.0,
+                            WAIT_RECEIVE | WAIT_OVER,
+                        );
+                    }
                     return self.take(ticket)?.map_or(Err(e), |r| Ok(Some(r)));
                 }
                 self.arch.relax();

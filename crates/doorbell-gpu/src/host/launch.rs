@@ -116,6 +116,7 @@ impl HostLaunch {
         let total = Self::check(kernel.name, dims)?;
         let abort = Arc::new(AtomicBool::new(false));
         let hooks = Hooks {
+            gave_up: None,
             relax: opts.relax,
             abort: Arc::clone(&abort),
         };

@@ -110,7 +110,11 @@ impl EngineQp {
         let config = &self.cold.config;
         let first = self.completed();
         let waits = self.tape.posted().max(self.pi).saturating_sub(first);
-        if !self.tape.wants_still(waits != 0 || failed) {
+        // SAFETY: the line is mapped while the QP is attached.
+        let note: [u64; 6] = core::array::from_fn(|i| unsafe {
+            config.wait_note.map_or(0, |note| note.word(i).load())
+        });
+        if !self.tape.wants_still(waits != 0 || failed || note[0] != 0) {
             return;
         }
         // SAFETY: words of the QP's memory, which is mapped while it is attached.
@@ -128,6 +132,7 @@ impl EngineQp {
             self.tape.still(
                 parked,
                 (record, doorbell),
+                note,
                 |i| cqe.word((cqe_at + i) as usize).load(),
                 (first, waits),
                 |i| {

@@ -78,6 +78,8 @@ pub struct QpConfig {
     pub record: Option<Shared<u32>>,
     /// Poll the record instead of the doorbell word: for software whose doorbell page several QPs share.
     pub poll_record: bool,
+    /// A line in which device code notes long waits, a [`doorbell_device::layout::WaitNote`], for the flight record.
+    pub wait_note: Option<Shared<u64>>,
     /// Where the first error goes before its CQE: a [`doorbell_device::layout::ErrorWord`] that the GPU can read.
     pub error_word: Option<Shared<u64>>,
     /// Receive queue, for SEND and WRITE with immediate.
@@ -147,6 +149,9 @@ impl QpConfig {
                 "poll_record needs a poster that writes the record, {:?} does not",
                 self.handler
             ));
+        }
+        if let Some(note) = self.wait_note {
+            aligned("wait note", note, 64)?;
         }
         if let Some(word) = self.error_word {
             aligned("error word", word, 8)?;

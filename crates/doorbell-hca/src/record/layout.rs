@@ -172,7 +172,9 @@ pub(super) mod still {
     /// The newest CQE, 8 words.
     pub(in crate::record) const CQE: usize = 16;
     /// Slots, 8 words each.
-    pub(in crate::record) const RING: usize = 24;
+    /// A [`doorbell_device::layout::WaitNote`], 6 words.
+    pub(in crate::record) const NOTE: usize = 24;
+    pub(in crate::record) const RING: usize = 32;
     pub(in crate::record) const MAX_SLOTS: usize = 16;
     pub(in crate::record) const WORDS: usize = RING + MAX_SLOTS * 8;
 }

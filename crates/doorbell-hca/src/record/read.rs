@@ -216,6 +216,8 @@ pub struct Still {
     pub parked: Park,
     /// Reserved, ready, rung, consumed, if the poster's structure can be read by the host.
     pub poster: Option<[u64; 4]>,
+    /// What device code waits for, a [`doorbell_device::layout::WaitNote`]'s first words.
+    pub note: [u64; 6],
     /// The newest CQE.
     pub cqe: [u64; 8],
     /// The first slots that are not complete, from this index on.
@@ -487,6 +489,7 @@ fn still_record(words: &[u64], poster: bool, scale: &Scale) -> Option<Still> {
         doorbell: words[still::DOORBELL],
         parked: Park::from_u32(words[still::PARKED] as u32),
         poster: poster.then(|| std::array::from_fn(|i| words[still::POSTER + i])),
+        note: std::array::from_fn(|i| words[still::NOTE + i]),
         cqe: eight(still::CQE),
         first: words[still::FIRST],
         slots: (0..slots).map(|i| eight(still::RING + i * 8)).collect(),

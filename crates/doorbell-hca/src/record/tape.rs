@@ -444,17 +444,21 @@ impl Tape {
 
     /// Is a copy to be taken of a queue in which something `waits`? Of one that has emptied, once, to clear it.
     pub(crate) fn wants_still(&self, waits: bool) -> bool {
-        self.kept
-            .as_ref()
-            .is_some_and(|kept| waits || kept.words.get(layout::STILL + still::SLOTS) != 0)
+        self.kept.as_ref().is_some_and(|kept| {
+            waits
+                || (kept.words.get(layout::STILL + still::SLOTS)
+                    | kept.words.get(layout::STILL + still::NOTE))
+                    != 0
+        })
     }
 
-    /// Takes a copy: why it is set aside; record and doorbell; the words of the newest CQE; the first slot that is not complete and how
+    /// Takes a copy: why it is set aside; record and doorbell; who waits; the words of the newest CQE; the first slot that is not complete and how
     /// many such there are; their words.
     pub(crate) fn still(
         &self,
         parked: Park,
         words: (u32, u64),
+        note: [u64; 6],
         cqe: impl Fn(u64) -> u64,
         slots: (u64, u64),
         slot: impl Fn(u64) -> u64,
@@ -489,6 +493,9 @@ impl Tape {
         }
         for i in 0..8 {
             to.set(at(still::CQE + i as usize), cqe(i));
+        }
+        for (i, word) in note.into_iter().enumerate() {
+            to.set(at(still::NOTE + i), word);
         }
         for i in 0..count * 8 {
             to.set(at(still::RING + i as usize), slot(i));

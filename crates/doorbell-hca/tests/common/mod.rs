@@ -367,6 +367,7 @@ impl MockQp {
             doorbell,
             record: (options.handler == NicHandler::DoorbellRecord).then(|| at(RECORD).cast()),
             poll_record: options.poll_record,
+            wait_note: None,
             error_word: Some(at(ERROR)),
             rq: rq_config,
             core: options.core,

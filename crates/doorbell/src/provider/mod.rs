@@ -122,6 +122,8 @@ pub struct QpRequest {
     pub record: Piece,
     /// Error word (u64).
     pub error: Piece,
+    /// A line in which device code notes long waits.
+    pub note: Piece,
     /// Receive queue, if it has one.
     pub recv: Option<RecvRequest>,
     /// How it is rung.

@@ -256,6 +256,7 @@ impl Provider for Soft {
             doorbell: DoorbellWord::Slot(slot.clone()),
             record: Some(at(&request.record)?),
             poll_record: false,
+            wait_note: Some(at(&request.note)?),
             error_word: Some(at(&request.error)?),
             rq,
             core: request.core,

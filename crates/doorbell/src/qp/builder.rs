@@ -151,6 +151,7 @@ impl QpBuilder {
             cq_kind: self.cq,
             record: queue.record(),
             error: queue.error(),
+            note: queue.note(),
             recv: queue
                 .recv
                 .as_ref()

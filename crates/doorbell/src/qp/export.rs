@@ -89,6 +89,7 @@ impl Place {
         let mut ext = QpExt {
             flags: inner.provider.ext_flags(),
             host_error: queue.error().device,
+            wait_note: queue.note().device,
             sink_addr: inner.sink.0,
             sink_key: inner.sink.1,
             companion_qp: self.companion.map_or(0, |c| c.0),

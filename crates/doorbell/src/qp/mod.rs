@@ -146,6 +146,11 @@ impl QpInner {
         self.export.try_lock().ok()?.progress()
     }
 
+    /// What its device code waits for, if the CPU can read that.
+    pub(crate) fn read_note(&self) -> Option<[u64; 6]> {
+        self.queue.read_note().ok()
+    }
+
     fn export(&self) -> std::sync::MutexGuard<'_, export::Place> {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,6 +176,7 @@ impl QpInner {
         }
         self.provider.reset(timeout)?;
         self.psn.store(draw_psn(), Ordering::Relaxed);
+        self.queue.clear_note()?;
         // Indices restart at zero on both sides: what kernels hold is written anew.
         self.export().refresh(self)
     }

@@ -17,7 +17,7 @@ pub(crate) struct QueueMemory {
     pub(crate) ring: Slice,
     pub(crate) cq: Slice,
     /// The records in the first line, which the GPU writes (mlx5's order: receive, send); the error word in the second, which the
-    /// engine writes.
+    /// engine writes; in the third, device code notes long waits.
     words: Slice,
     pub(crate) recv: Option<RecvMemory>,
 }
@@ -73,7 +73,7 @@ impl QueueMemory {
             recv,
             ring: arena.alloc(depth as usize * SLOT, 256)?,
             cq: arena.alloc(cqes * SLOT, 64)?,
-            words: arena.alloc(2 * LINE, 64)?,
+            words: arena.alloc(3 * LINE, 64)?,
         };
         Ok(memory)
     }
@@ -103,6 +103,26 @@ impl QueueMemory {
 
     pub(crate) fn error(&self) -> Piece {
         piece(&self.words, LINE, 8)
+    }
+}
+
+impl QueueMemory {
+    /// The line of long waits.
+    pub(crate) fn note(&self) -> Piece {
+        piece(&self.words, 2 * LINE, LINE)
+    }
+
+    /// What it says: kind, place, what is wanted, what is there, since when, when that was written.
+    pub(crate) fn read_note(&self) -> Result<[u64; 6]> {
+        let mut bytes = [0; 48];
+        self.words.read(2 * LINE, &mut bytes)?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Ok(std::array::from_fn(|i| u64::from_ne_bytes(words[i])))
+    }
+
+    /// Nobody waits.
+    pub(crate) fn clear_note(&self) -> Result<()> {
+        self.words.write(2 * LINE, &[0; LINE])
     }
 }
 

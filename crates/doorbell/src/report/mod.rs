@@ -34,6 +34,32 @@ pub fn records(pid: u32) -> Vec<(u32, std::path::PathBuf)> {
     doorbell_hca::record::dir::files(Some(pid))
 }
 
+/// See [`Device::diagnosis`].
+pub(crate) fn diagnosis(id: u64) -> Vec<String> {
+    const PATIENCE: Duration = Duration::from_millis(500);
+    let own = server::own(true);
+    let pid = own.pid;
+    let mut reports = vec![own];
+    reports.extend(server::find_others(Some(pid), PATIENCE).0);
+    missing::name(&mut reports);
+    let mut lines = Vec::new();
+    for device in &reports[0].devices {
+        lines.extend(device.waits.iter().map(|w| w.verdict.clone()));
+        let stuck = device.qps.iter().filter(|q| q.stuck && device.id == id);
+        lines.extend(stuck.map(|qp| match &qp.peer {
+            Some(peer) => format!(
+                "QP {:#08x}: {}; its other end is {peer}",
+                qp.qpn, qp.verdict
+            ),
+            None => format!("QP {:#08x}: {}", qp.qpn, qp.verdict),
+        }));
+    }
+    if lines.is_empty() {
+        lines.push("no wait and no queue pair of this process lacks anything".to_owned());
+    }
+    lines
+}
+
 /// Everything that a process has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessReport {
@@ -250,6 +276,12 @@ fn look(device: &Inner) -> DeviceReport {
             .iter()
             .flat_map(|r| &r.waits)
             .map(WaitReport::of)
+            .chain(device.queue_pairs().iter().filter_map(|qp| {
+                let note = qp.inner.read_note()?;
+                // A GPU's clock is its own; host threads use one that began with the process.
+                let host = info.backend == doorbell_gpu::Backend::Host;
+                WaitReport::noted(note, host.then(doorbell_device::host::clock_ns))
+            }))
             .collect(),
     }
 }

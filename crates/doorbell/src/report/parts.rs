@@ -1,5 +1,6 @@
 //! The parts of a report that come from the flight recorder: events, requests that wait in a queue, regions, waits.
 
+use doorbell_device::layout::{WAIT_OVER, WAIT_RECEIVE, WAIT_TICKET, WAIT_WORD};
 use doorbell_hca::record as rec;
 use doorbell_hca::record::{Kind, QpRecord, RegionRecord, WaitKind, WaitRecord};
 use doorbell_wire::{Chunk, Ctrl, Opcode, Qpn, Request};
@@ -162,6 +163,32 @@ impl WaitReport {
             over: false,
             verdict: String::new(),
         }
+    }
+}
+
+impl WaitReport {
+    /// From what device code noted, and its clock now if that is one of the host.
+    pub(super) fn noted(note: [u64; 6], clock_now: Option<u64>) -> Option<Self> {
+        let [kind, at, wanted, have, since, _] = note;
+        let since_ns = clock_now.map_or(0, |now| {
+            doorbell_hca::record::now_ns().saturating_sub(now.saturating_sub(since))
+        });
+        Some(Self {
+            kind: match kind & 0xff {
+                WAIT_WORD => "word",
+                WAIT_TICKET => "ticket",
+                WAIT_RECEIVE => "receive",
+                _ => return None,
+            }
+            .to_owned(),
+            at,
+            wanted,
+            have,
+            since_ns,
+            thread: None,
+            over: kind & WAIT_OVER != 0,
+            verdict: String::new(),
+        })
     }
 }
 

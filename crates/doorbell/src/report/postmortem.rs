@@ -107,7 +107,15 @@ fn device(record: &Record, memory: Option<&File>) -> DeviceReport {
             .collect(),
         roce: Vec::new(),
         regions: record.regions.iter().map(RegionReport::of).collect(),
-        waits: record.waits.iter().map(WaitReport::of).collect(),
+        waits: record
+            .waits
+            .iter()
+            .map(WaitReport::of)
+            .chain(record.qps.iter().filter_map(|qp| {
+                let note = qp.still.as_ref()?.note;
+                WaitReport::noted(note, None)
+            }))
+            .collect(),
     }
 }
 

@@ -194,6 +194,10 @@ fn answer(stream: &UnixStream) -> io::Result<()> {
 /// # Errors
 /// [`ReportError`]: nobody answers, a stranger does, another release, nonsense, or the time is up.
 pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
+    ask_within(pid, full, PATIENCE)
+}
+
+fn ask_within(pid: u32, full: bool, patience: Duration) -> Result<ProcessReport, ReportError> {
     let os = |source| ReportError::Os { pid, source };
     let stream = match address(pid).and_then(|a| UnixStream::connect_addr(&a)) {
         Ok(stream) => stream,
@@ -202,8 +206,8 @@ pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
         }
         Err(e) => return Err(os(e)),
     };
-    stream.set_read_timeout(Some(PATIENCE)).map_err(os)?;
-    stream.set_write_timeout(Some(PATIENCE)).map_err(os)?;
+    stream.set_read_timeout(Some(patience)).map_err(os)?;
+    stream.set_write_timeout(Some(patience)).map_err(os)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| os(e.into()))?;
     let own_uid = rustix::process::geteuid();
     let other_pid = peer.pid.as_raw_nonzero().get() as u32;
@@ -264,6 +268,10 @@ pub fn all() -> io::Result<Vec<u32>> {
 /// # Errors
 /// [`ReportError`] if there is neither.
 pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
+    find_within(pid, PATIENCE)
+}
+
+fn find_within(pid: u32, patience: Duration) -> Result<ProcessReport, ReportError> {
     // One that is stopped would not answer however long it is asked.
     if let Some(report) = postmortem::of(pid)
         && report
@@ -273,7 +281,7 @@ pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
     {
         return Ok(report);
     }
-    match ask(pid, true) {
+    match ask_within(pid, true, patience) {
         Ok(report) => Ok(report),
         Err(error @ (ReportError::Nobody { .. } | ReportError::Os { .. })) => {
             postmortem::of(pid).ok_or(error)
@@ -284,14 +292,23 @@ pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
 
 /// All that can be known of processes of this user, and what went wrong with the others.
 pub fn find_all() -> (Vec<ProcessReport>, Vec<ReportError>) {
+    find_others(None, PATIENCE)
+}
+
+/// The same, but for one process.
+pub(super) fn find_others(
+    but: Option<u32>,
+    patience: Duration,
+) -> (Vec<ProcessReport>, Vec<ReportError>) {
     let mut pids = postmortem::all();
     // Without the list of sockets there are still the records.
     pids.extend(all().unwrap_or_default());
     pids.sort_unstable();
     pids.dedup();
+    pids.retain(|pid| Some(*pid) != but);
     let (mut reports, mut errors) = (Vec::new(), Vec::new());
     for pid in pids {
-        match find(pid) {
+        match find_within(pid, patience) {
             Ok(report) => reports.push(report),
             Err(error) => errors.push(error),
         }
