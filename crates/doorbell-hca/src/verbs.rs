@@ -57,7 +57,7 @@ impl VerbsConfig {
 impl FromStr for VerbsConfig {
     type Err = String;
 
-    /// `DEVICE[:PORT][?gid=N][&post=list]`.
+    /// `DEVICE[:PORT][?gid=N][&ip=ADDRESS][&post=list]`.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.strip_prefix("verbs:").unwrap_or(text);
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
@@ -79,6 +79,12 @@ impl FromStr for VerbsConfig {
                         .parse()
                         .map_err(|_| wrong(format!("`{index}` is no GID index")))?;
                     config.gid = Some(index);
+                }
+                Some(("ip", ip)) => {
+                    let ip = ip
+                        .parse()
+                        .map_err(|_| wrong(format!("`{ip}` is no address")))?;
+                    config.ip = Some(ip);
                 }
                 Some(("post", "list")) => config.calls = false,
                 Some(("post", "calls")) => config.calls = true,

@@ -175,6 +175,8 @@ pub struct Config {
     /// Through which port RoCE packets go (`DOORBELL_ROCE`): `udp` (at the address of the default route),
     /// `udp://ADDR[:PORT]`, `raw:IFNAME`, `dgram:LOCAL,REMOTE`.
     pub roce: Option<String>,
+    /// Which RDMA device carries queue pairs that are connected over verbs (`DOORBELL_VERBS`): `DEVICE[:PORT][?gid=N]`, or `auto`.
+    pub verbs: Option<String>,
     /// Payload of a RoCE packet at most (`DOORBELL_ROCE_MTU`): 256, 512, 1024, 2048 or 4096; what fits the port unless
     /// said otherwise.
     pub roce_mtu: Option<u16>,
@@ -219,6 +221,8 @@ pub struct Settings {
     pub record: Recorder,
     /// Through which port RoCE packets go.
     pub roce: String,
+    /// Which RDMA device carries queue pairs that are connected over verbs.
+    pub verbs: String,
     /// Payload of a RoCE packet at most; `None`: what fits the port.
     pub roce_mtu: Option<u16>,
     /// Code of the time after which a RoCE QP repeats.
@@ -463,6 +467,23 @@ impl Config {
             },
             |v| v,
         )?;
+        let verbs = r.pick(
+            (
+                "verbs",
+                "DOORBELL_VERBS",
+                "the RDMA device of queue pairs connected over verbs",
+            ),
+            self.verbs.clone(),
+            (
+                "auto".to_owned(),
+                "the first whose port is active; it is opened when first used",
+            ),
+            |text| {
+                let device: Result<doorbell_hca::verbs::VerbsConfig, _> = text.parse();
+                device.map(|_| text.to_owned())
+            },
+            |v| v,
+        )?;
         let roce_mtu = r.pick(
             (
                 "roce-mtu",
@@ -501,6 +522,7 @@ impl Config {
         )?;
         Ok(Settings {
             roce,
+            verbs,
             roce_mtu,
             roce_timeout,
             roce_retry,
@@ -577,6 +599,7 @@ mod tests {
             on_error: Some(OnError::Release),
             record: Some(Recorder::On(64)),
             roce: Some("udp://127.0.0.1".to_owned()),
+            verbs: Some("rxe0:1?gid=3".to_owned()),
             roce_mtu: Some(1024),
             roce_timeout: Some(14),
             roce_retry: Some(2),

@@ -13,7 +13,7 @@ use doorbell_gpu::{Gpu, GpuInfo, GpuSelect, Keep, Module};
 
 use crate::arena::Arena;
 use crate::config::{Config, HcaCores, OnError, Settings};
-use crate::connect::{ConnectError, Destination, Offer, RoceTarget};
+use crate::connect::{ConnectError, Destination, Offer, RoceTarget, VerbsTarget};
 use crate::dma::Engine;
 use crate::endpoint::Endpoint;
 use crate::memory::{Memory, Sharable};
@@ -276,19 +276,30 @@ impl Device {
         self.inner.provider.roce_describe()
     }
 
+    /// The RDMA device that carries queue pairs connected over verbs, in words; opens it if it was not.
+    pub fn verbs_describe(&self) -> Result<String> {
+        self.inner.provider.verbs_describe()
+    }
+
     /// What the RoCE ports have counted, by name; nothing if none was opened.
     pub fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.provider.roce_counters()
     }
 
     /// The queue pair that a peer described by [`LinkKind::Roce`](crate::LinkKind::Roce), as something to connect to: what both ports can do is
-    /// put together. Another process of this host is reached by [`crate::Peer::destination`].
+    /// put together. One described by [`LinkKind::Verbs`](crate::LinkKind::Verbs) is reached by the RDMA device. Another process of this host is reached by [`crate::Peer::destination`].
     pub fn destination(&self, endpoint: &Endpoint) -> Result<Destination> {
+        if let Some(verbs) = &endpoint.verbs {
+            return Ok(Destination::Verbs(VerbsTarget {
+                peer: verbs.end,
+                psn: verbs.psn,
+            }));
+        }
         let Some(roce) = &endpoint.roce else {
             return Err(Error::Argument {
                 object: "link of the peer's queue pair",
                 value: format!("{:?}", endpoint.link),
-                remedy: "describe it with LinkKind::Roce, or ask Peer::destination",
+                remedy: "describe it with LinkKind::Roce or LinkKind::Verbs, or ask Peer::destination",
             });
         };
         let agreed =

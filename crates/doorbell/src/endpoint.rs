@@ -4,7 +4,7 @@
 //! [`crate::Channel`], a [`crate::Bootstrap`], a message queue); it holds numbers only and gives no access by itself beyond what its keys do.
 //! Treat it as a secret among the peers: whoever knows a remote key and can reach the HCA may use it.
 
-use crate::connect::{OFFER, Offer};
+use crate::connect::{OFFER, Offer, VerbsEnd};
 use crate::mr::RemoteMr;
 
 /// First four bytes of an encoded endpoint.
@@ -18,6 +18,8 @@ const HEADER: usize = 24;
 const REGION: usize = 24;
 /// What follows the header for [`LinkKind::Roce`]: PSN, transport, and the port.
 const ROCE: usize = 8 + OFFER;
+/// What follows it for [`LinkKind::Verbs`]: PSN and the device's end.
+const VERBS: usize = 32;
 
 /// Which link reaches a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub enum LinkKind {
     Shm = 2,
     /// Packets of RoCEv2.
     Roce = 3,
+    /// An RDMA device.
+    Verbs = 4,
 }
 
 /// What a RoCE peer must know of a QP besides its number.
@@ -43,9 +47,18 @@ pub struct RoceEndpoint {
     pub unreliable: bool,
 }
 
+/// What a peer over an RDMA device must know of a QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerbsEndpoint {
+    /// The device's queue pair and its address.
+    pub end: VerbsEnd,
+    /// Number of its first packet, 24 bits.
+    pub psn: u32,
+}
+
 impl LinkKind {
     fn parse(raw: u16) -> Option<Self> {
-        [Self::Loopback, Self::Shm, Self::Roce]
+        [Self::Loopback, Self::Shm, Self::Roce, Self::Verbs]
             .into_iter()
             .find(|k| *k as u16 == raw)
     }
@@ -64,6 +77,8 @@ pub struct Endpoint {
     pub regions: Vec<RemoteMr>,
     /// For [`LinkKind::Roce`], and only for it: the port and the first packet's number.
     pub roce: Option<RoceEndpoint>,
+    /// For [`LinkKind::Verbs`], and only for it.
+    pub verbs: Option<VerbsEndpoint>,
 }
 
 /// Why an encoded endpoint was refused.
@@ -115,6 +130,11 @@ impl Endpoint {
             self.link == LinkKind::Roce,
             "an endpoint has a RoCE port if and only if its link is RoCE"
         );
+        assert_eq!(
+            self.verbs.is_some(),
+            self.link == LinkKind::Verbs,
+            "an endpoint has an RDMA device's end if and only if its link is verbs"
+        );
         let mut out = Vec::with_capacity(HEADER + ROCE + REGION * self.regions.len());
         out.extend_from_slice(&ENDPOINT_MAGIC);
         out.extend_from_slice(&ENDPOINT_VERSION.to_le_bytes());
@@ -126,6 +146,9 @@ impl Endpoint {
             out.extend_from_slice(&roce.psn.to_le_bytes());
             out.extend_from_slice(&u32::from(roce.unreliable).to_le_bytes());
             roce.port.encode(&mut out);
+        }
+        if let Some(verbs) = &self.verbs {
+            verbs.encode(&mut out);
         }
         for region in &self.regions {
             out.extend_from_slice(&region.addr.to_le_bytes());
@@ -152,7 +175,7 @@ impl Endpoint {
             field(
                 "length",
                 bytes.len() as u64,
-                "24 bytes, 40 about RoCE, and 24 a region",
+                "24 bytes, 40 about RoCE or 32 about verbs, and 24 a region",
             )
         };
         let u16_at = |at: usize| {
@@ -184,7 +207,7 @@ impl Endpoint {
         let link = LinkKind::parse(link).ok_or(field(
             "link",
             link.into(),
-            "1 (loopback), 2 (shared memory) or 3 (RoCE)",
+            "1 (loopback), 2 (shared memory), 3 (RoCE) or 4 (verbs)",
         ))?;
         let hca = u64_at(8).ok_or_else(short)?;
         let qpn = u32_at(16).ok_or_else(short)?;
@@ -195,7 +218,12 @@ impl Endpoint {
         if count > MAX_REGIONS {
             return Err(field("regions", count as u64, "at most 1024"));
         }
-        let fixed = HEADER + if link == LinkKind::Roce { ROCE } else { 0 };
+        let fixed = HEADER
+            + match link {
+                LinkKind::Roce => ROCE,
+                LinkKind::Verbs => VERBS,
+                _ => 0,
+            };
         if bytes.len() != fixed + REGION * count {
             return Err(short());
         }
@@ -227,6 +255,18 @@ impl Endpoint {
             }
             _ => None,
         };
+        let verbs = match link {
+            LinkKind::Verbs => {
+                let part = bytes
+                    .get(HEADER..)
+                    .and_then(<[u8]>::first_chunk::<VERBS>)
+                    .ok_or_else(short)?;
+                let decoded = VerbsEndpoint::decode(part)
+                    .map_err(|(name, found, allowed)| field(name, found, allowed))?;
+                Some(decoded)
+            }
+            _ => None,
+        };
         let mut regions = Vec::with_capacity(count);
         for i in 0..count {
             let at = fixed + i * REGION;
@@ -244,6 +284,60 @@ impl Endpoint {
             hca,
             regions,
             roce,
+            verbs,
+        })
+    }
+}
+
+impl VerbsEndpoint {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let end = &self.end;
+        out.extend_from_slice(&self.psn.to_le_bytes());
+        out.extend_from_slice(&end.qpn.to_le_bytes());
+        out.extend_from_slice(&end.gid);
+        out.extend_from_slice(&end.lid.to_le_bytes());
+        out.extend_from_slice(&end.mtu.to_le_bytes());
+        out.extend_from_slice(&[end.reads_open, end.reads_answered, end.ethernet.into(), 0]);
+    }
+
+    fn decode(bytes: &[u8; VERBS]) -> Result<Self, (&'static str, u64, &'static str)> {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u24_at = |at: usize, name| {
+            let value = u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+            match value >> 24 {
+                0 => Ok(value),
+                _ => Err((name, u64::from(value), "24 bits")),
+            }
+        };
+        let (psn, qpn) = (u24_at(0, "psn")?, u24_at(4, "device's qpn")?);
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&bytes[8..24]);
+        let mtu = u16_at(26);
+        if !crate::connect::PATH_MTUS.contains(&mtu) {
+            return Err(("path MTU", mtu.into(), "256, 512, 1024, 2048 or 4096"));
+        }
+        let ethernet = match (bytes[30], bytes[31]) {
+            (0, 0) => false,
+            (1, 0) => true,
+            (kind, _) => {
+                return Err((
+                    "kind of port",
+                    kind.into(),
+                    "0 (InfiniBand) or 1 (Ethernet)",
+                ));
+            }
+        };
+        Ok(Self {
+            end: VerbsEnd {
+                qpn,
+                gid,
+                lid: u16_at(24),
+                mtu,
+                reads_open: bytes[28],
+                reads_answered: bytes[29],
+                ethernet,
+            },
+            psn,
         })
     }
 }
@@ -293,6 +387,26 @@ mod tests {
                 },
             ],
             roce: None,
+            verbs: None,
+        }
+    }
+
+    fn over_verbs() -> Endpoint {
+        Endpoint {
+            link: LinkKind::Verbs,
+            verbs: Some(VerbsEndpoint {
+                end: VerbsEnd {
+                    qpn: 0x11,
+                    gid: [7; 16],
+                    lid: 0x1234,
+                    mtu: 1024,
+                    reads_open: 16,
+                    reads_answered: 4,
+                    ethernet: true,
+                },
+                psn: 0xfffffe,
+            }),
+            ..sample()
         }
     }
 
@@ -324,7 +438,9 @@ mod tests {
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
         let e = over_roce();
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
-        let all = [sample(), over_roce(), sample()];
+        let e = over_verbs();
+        assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
+        let all = [sample(), over_roce(), over_verbs(), sample()];
         assert_eq!(unpack_endpoints(&pack_endpoints(&all)).unwrap(), all);
         assert!(unpack_endpoints(&[9, 0, 0, 0, 1]).is_err());
     }
@@ -338,6 +454,26 @@ mod tests {
             (HEADER + 8 + 18, 7, "path MTU"),
             (HEADER + 8 + 25, 8, "retry count"),
             (HEADER + 8 + 20, 2, "reserved bits"),
+        ] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            let error = Endpoint::from_bytes(&bad).unwrap_err();
+            assert!(
+                matches!(error, EndpointError::Field { field, .. } if field == name),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn fields_of_devices_that_cannot_be_are_named() {
+        let good = over_verbs().to_bytes();
+        for (at, value, name) in [
+            (HEADER + 3, 1, "psn"),
+            (HEADER + 7, 1, "device's qpn"),
+            (HEADER + 26, 1, "path MTU"),
+            (HEADER + 30, 2, "kind of port"),
+            (HEADER + 31, 1, "kind of port"),
         ] {
             let mut bad = good.clone();
             bad[at] = value;
@@ -395,7 +531,7 @@ mod tests {
 
     #[test]
     fn no_truncation_and_no_flipped_byte_panics() {
-        for good in [sample().to_bytes(), over_roce().to_bytes()] {
+        for good in [sample(), over_roce(), over_verbs()].map(|e| e.to_bytes()) {
             for cut in 0..good.len() {
                 assert!(Endpoint::from_bytes(&good[..cut]).is_err());
             }

@@ -99,6 +99,7 @@ pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};
 pub use device::{AsyncError, Device, DeviceBuilder};
 pub use endpoint::{
     ENDPOINT_MAGIC, ENDPOINT_VERSION, Endpoint, EndpointError, LinkKind, MAX_REGIONS, RoceEndpoint,
+    VerbsEndpoint,
 };
 pub use error::{Error, QpFault, Result};
 pub use launch::Launch;

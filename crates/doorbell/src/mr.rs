@@ -10,6 +10,7 @@ use std::time::Duration;
 pub use doorbell_hca::Access;
 
 use crate::device::Inner as DeviceInner;
+use crate::endpoint::LinkKind;
 use crate::memory::Memory;
 use crate::provider::{ProviderMr, RegisterRequest};
 use crate::qp::QpBuilder;
@@ -215,6 +216,14 @@ impl Mr {
             addr: self.addr(),
             len: self.len() as u64,
             key: self.key(),
+        }
+    }
+
+    /// As [`Mr::remote`], for a peer that is connected over `link`: over verbs, memory is named by the RDMA device's keys.
+    pub fn remote_over(&self, link: LinkKind) -> Result<RemoteMr> {
+        match link {
+            LinkKind::Verbs => self.parts.mr.verbs(),
+            _ => Ok(self.remote()),
         }
     }
 

@@ -41,6 +41,7 @@ fn no_endpoint_from_a_peer_does_harm() {
                 })
                 .collect(),
             roce: None,
+            verbs: None,
         };
         let mut bytes = endpoint.to_bytes();
         if round % 8 == 0 {

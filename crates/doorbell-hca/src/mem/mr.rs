@@ -53,6 +53,11 @@ impl Mr {
         &self.region().memory
     }
 
+    /// Its HCA.
+    pub fn hca(&self) -> &Hca {
+        &self.hca
+    }
+
     /// The region as an RDMA device knows it, for peers; it is registered there now if it was not.
     ///
     /// # Errors

@@ -38,6 +38,11 @@ impl HcaQp {
         }
     }
 
+    /// Its HCA.
+    pub fn hca(&self) -> &Hca {
+        &self.hca
+    }
+
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.shared.qpn

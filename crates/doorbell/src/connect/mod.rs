@@ -33,6 +33,8 @@ pub(crate) use greeting::OFFER;
 pub use greeting::{Agreed, Greeting, Introduction, Offer, PATH_MTUS, gid_of_ip, ip_of_gid};
 pub use line::{Caller, Line};
 
+pub use doorbell_hca::verbs::VerbsEnd;
+
 use crate::peer::Peer;
 
 pub(crate) type Connected<T> = std::result::Result<T, ConnectError>;
@@ -56,6 +58,17 @@ pub enum Destination {
     /// A queue pair at the other end of a RoCE link; of another Doorbell by [`Device::destination`](crate::Device::destination),
     /// or of any other implementation.
     Roce(RoceTarget),
+    /// A queue pair at the other end of an RDMA device's link; by [`Device::destination`](crate::Device::destination), or of any verbs program.
+    Verbs(VerbsTarget),
+}
+
+/// A queue pair at the other end of an RDMA device's link. This side's comes from [`QpCore::endpoint`](crate::QpCore::endpoint), asked before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerbsTarget {
+    /// The other end.
+    pub peer: VerbsEnd,
+    /// Number of its first packet.
+    pub psn: u32,
 }
 
 /// A queue pair at the other end of a RoCE link.

@@ -13,12 +13,14 @@ use doorbell_gpu::{Keep, MemKind, RelaxHook};
 use doorbell_hca::Access;
 
 use crate::config::OnError;
-use crate::connect::{Destination, Offer};
+use crate::connect::{Destination, Offer, VerbsEnd};
 use crate::memory::Memory;
+use crate::mr::RemoteMr;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, Result};
 
 mod roce;
+mod verbs;
 pub(crate) use roce::{faults as roce_faults, port_config as roce_port};
 pub mod soft;
 
@@ -58,6 +60,11 @@ pub trait Provider: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// The RDMA device of queue pairs that are connected over verbs, in words; opens it if it was not.
+    fn verbs_describe(&self) -> Result<String> {
+        Err(no_verbs())
+    }
+
     /// What its RoCE ports have counted, by name; nothing if there are none.
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
@@ -70,10 +77,22 @@ pub trait Provider: Send + Sync + fmt::Debug {
     fn relax_hook(&self) -> Option<RelaxHook>;
 }
 
+fn no_verbs() -> Error {
+    Error::Unsupported {
+        what: "RDMA devices with this provider",
+        remedy: "use the software HCA",
+    }
+}
+
 /// A registered region of a provider. Dropping it revokes the key and lets go of the memory when it is no longer used.
 pub trait ProviderMr: Send + Sync {
     /// Its key, in host byte order.
     fn key(&self) -> u32;
+
+    /// The region as peers name it over verbs: by the RDMA device's key, which is made if it was not.
+    fn verbs(&self) -> Result<RemoteMr> {
+        Err(no_verbs())
+    }
 
     /// Revokes the key and waits until nobody uses the memory.
     fn deregister(self: Box<Self>, timeout: Duration) -> Result<()>;
@@ -181,6 +200,11 @@ pub trait ProviderQp: Send + Sync {
 
     /// Which engine core executes it, if there are several.
     fn core(&self) -> Option<usize>;
+
+    /// This side's end of a link of an RDMA device, for the peer; the device's queue pair is made if it was not.
+    fn verbs_end(&self) -> Result<VerbsEnd> {
+        Err(no_verbs())
+    }
 
     /// Reset to Ready. `psn` is the number of the first packet that it sends, where there are packets.
     fn connect(&self, to: &Destination, psn: u32) -> Result<()>;

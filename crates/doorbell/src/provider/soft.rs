@@ -21,12 +21,14 @@ use doorbell_hca::{
 use doorbell_wire::{Qpn, Vendor};
 
 use super::roce::{self, RoceSettings};
+use super::verbs::{self, VerbsSettings};
 use super::{Piece, Provider, ProviderMr, ProviderQp, QpRequest, RegisterRequest};
 use crate::config::{HcaCores, OnError, Recorder, Settings};
-use crate::connect::{Destination, Offer};
+use crate::connect::{Destination, Offer, VerbsEnd};
 use crate::dma::Engine;
 use crate::fork::Here;
 use crate::memory::Memory;
+use crate::mr::RemoteMr;
 use crate::qp::{QpCounters, QpState};
 use crate::{AsyncError, Error, QpFault, Result};
 
@@ -47,6 +49,8 @@ pub struct Soft {
     timeout: Duration,
     /// How RoCE ports are opened.
     roce: RoceSettings,
+    /// Which RDMA device is used.
+    verbs: Arc<VerbsSettings>,
 }
 
 impl Soft {
@@ -88,6 +92,7 @@ impl Soft {
             gpu: gpu.clone(),
             timeout: settings.quiesce,
             roce,
+            verbs: Arc::new(VerbsSettings::new(settings)),
             hca,
         })
     }
@@ -220,7 +225,10 @@ impl Provider for Soft {
         };
         // SAFETY: `keep` is the memory itself; `Memory` gives out no references, and imported memory was promised to be used likewise.
         let mr = unsafe { self.hca.register(config)? };
-        Ok(Box::new(SoftMr(Here::new(&self.gpu, mr))))
+        Ok(Box::new(SoftMr {
+            mr: Here::new(&self.gpu, mr),
+            verbs: Arc::clone(&self.verbs),
+        }))
     }
 
     fn create_qp(&self, request: QpRequest) -> Result<Box<dyn ProviderQp>> {
@@ -278,6 +286,7 @@ impl Provider for Soft {
             slot,
             timeout: self.timeout,
             gpu: self.gpu.clone(),
+            verbs: Arc::clone(&self.verbs),
             qp: RwLock::new(Life::Alive(Here::new(&self.gpu, qp))),
         }))
     }
@@ -331,6 +340,11 @@ impl Provider for Soft {
         self.roce.describe()
     }
 
+    fn verbs_describe(&self) -> Result<String> {
+        self.gpu.check_process()?;
+        Ok(self.verbs.port(&self.hca)?.describe())
+    }
+
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         match self.gpu.is_this_process() {
             true => self.roce.counters(&self.hca),
@@ -346,15 +360,23 @@ impl Provider for Soft {
     }
 }
 
-struct SoftMr(Here<hca::Mr>);
+struct SoftMr {
+    mr: Here<hca::Mr>,
+    verbs: Arc<VerbsSettings>,
+}
 
 impl ProviderMr for SoftMr {
     fn key(&self) -> u32 {
-        self.0.key().0
+        self.mr.key().0
+    }
+
+    fn verbs(&self) -> Result<RemoteMr> {
+        let port = self.verbs.port(self.mr.hca())?;
+        Ok(verbs::remote(self.mr.on_port(&port)?, self.mr.len()))
     }
 
     fn deregister(self: Box<Self>, timeout: Duration) -> Result<()> {
-        Ok(self.0.take()?.deregister(timeout)?)
+        Ok(self.mr.take()?.deregister(timeout)?)
     }
 }
 
@@ -367,6 +389,7 @@ struct SoftQp {
     slot: hca::DoorbellSlot,
     timeout: Duration,
     gpu: Gpu,
+    verbs: Arc<VerbsSettings>,
     qp: RwLock<Life>,
 }
 
@@ -439,6 +462,13 @@ impl ProviderQp for SoftQp {
         Some(self.core)
     }
 
+    fn verbs_end(&self) -> Result<VerbsEnd> {
+        self.alive(|qp| {
+            let port = self.verbs.port(qp.hca())?;
+            Ok(qp.prepare(&port, self.timeout)?)
+        })?
+    }
+
     fn connect(&self, to: &Destination, psn: u32) -> Result<()> {
         let number = |qpn: u32| {
             Qpn::new(qpn).ok_or_else(|| Error::Argument {
@@ -460,6 +490,9 @@ impl ProviderQp for SoftQp {
             }
             Destination::Roce(target) => {
                 hca::Destination::Roce(Box::new(roce::target(target, psn)?))
+            }
+            Destination::Verbs(target) => {
+                hca::Destination::Verbs(Box::new(verbs::target(&self.verbs, target, psn)))
             }
         };
         Ok(self.alive(|qp| qp.connect(to, self.timeout))??)

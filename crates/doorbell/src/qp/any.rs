@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Cq, Export, ExportLayout, Handler, Qp, QpCounters, QpInner, QpState, State};
 use crate::connect::Destination;
-use crate::endpoint::{Endpoint, LinkKind, RoceEndpoint};
+use crate::endpoint::{Endpoint, LinkKind, RoceEndpoint, VerbsEndpoint};
 use crate::mr::{Pd, RemoteMr};
 use crate::{Error, QpFault, Result};
 
@@ -115,7 +115,8 @@ impl QpCore {
         self.inner.companion.as_ref().map(|c| c.provider.counters())
     }
 
-    /// What a peer needs to connect to it and to use `regions`. For [`LinkKind::Roce`] the port is opened if it was not.
+    /// What a peer needs to connect to it and to use `regions`. For [`LinkKind::Roce`] the port is opened if it was not. For
+    /// [`LinkKind::Verbs`] the RDMA device's queue pair is made, and `regions` are to come from [`crate::Mr::remote_over`].
     pub fn endpoint(&self, link: LinkKind, regions: &[RemoteMr]) -> Result<Endpoint> {
         let provider = &self.inner.device().provider;
         let roce = match link {
@@ -126,12 +127,20 @@ impl QpCore {
             }),
             _ => None,
         };
+        let verbs = match link {
+            LinkKind::Verbs => Some(VerbsEndpoint {
+                end: self.inner.provider.verbs_end()?,
+                psn: self.first_psn(),
+            }),
+            _ => None,
+        };
         Ok(Endpoint {
             link,
             qpn: self.qpn(),
             hca: provider.id(),
             regions: regions.to_vec(),
             roce,
+            verbs,
         })
     }
 

@@ -1,0 +1,125 @@
+//! RDMA devices for the software HCA: which one a setting means, and what a connection over it is made of.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use doorbell_hca::verbs::library::{Verbs, VerbsError, abi};
+use doorbell_hca::verbs::{DeviceKeys, VerbsConfig, VerbsPort, VerbsTarget as Target};
+use doorbell_hca::{Hca, HcaError};
+
+use crate::config::Settings;
+use crate::connect::VerbsTarget;
+use crate::mr::RemoteMr;
+use crate::{Error, Result, Source};
+
+/// Which device, and how connections are made; what is open.
+pub(super) struct VerbsSettings {
+    text: String,
+    mtu: u16,
+    timeout: u8,
+    retry: u8,
+    library: OnceLock<Verbs>,
+    open: Mutex<Option<Arc<VerbsPort>>>,
+}
+
+impl VerbsSettings {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            text: settings.verbs.clone(),
+            mtu: settings.roce_mtu.unwrap_or(4096),
+            timeout: settings.roce_timeout,
+            retry: settings.roce_retry,
+            library: OnceLock::new(),
+            open: Mutex::default(),
+        }
+    }
+
+    fn library(&self) -> Result<&Verbs> {
+        if let Some(library) = self.library.get() {
+            return Ok(library);
+        }
+        let library = Verbs::load().map_err(HcaError::from)?;
+        Ok(self.library.get_or_init(|| library))
+    }
+
+    /// The device's port; opens it.
+    pub(super) fn port(&self, hca: &Hca) -> Result<Arc<VerbsPort>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(port) = open.as_ref().filter(|p| !p.is_gone()) {
+            return Ok(Arc::clone(port));
+        }
+        let library = self.library()?;
+        let port = hca.open_verbs(library, &self.config(library)?)?;
+        *open = Some(Arc::clone(&port));
+        Ok(port)
+    }
+
+    fn config(&self, library: &Verbs) -> Result<VerbsConfig> {
+        let mut config: VerbsConfig = self.text.parse().map_err(|remedy| Error::Setting {
+            name: "verbs",
+            value: self.text.clone(),
+            origin: Source::Argument,
+            remedy,
+        })?;
+        if config.device == "auto" {
+            config.device = choose(library, &config).map_err(HcaError::from)?;
+        }
+        Ok(config)
+    }
+}
+
+/// The device whose port has the address that is preferred, else the first with an active port.
+fn choose(library: &Verbs, wanted: &VerbsConfig) -> Result<String, VerbsError> {
+    use doorbell_hca::verbs::library::Context;
+    let (mut first, mut names, mut refused) = (None, Vec::new(), None);
+    for device in library.devices()? {
+        names.push(device.name.clone());
+        let context = match Context::open(library, &device.name) {
+            Ok(context) => context,
+            Err(e) => {
+                refused = Some(e);
+                continue;
+            }
+        };
+        let active =
+            |p: &u8| matches!(context.port(*p), Ok(a) if a.state == abi::port_state::ACTIVE);
+        if !active(&wanted.port) {
+            continue;
+        }
+        let gids = context.gids(wanted.port)?;
+        if wanted.ip.is_some() && gids.iter().any(|g| g.ip() == wanted.ip) {
+            return Ok(device.name);
+        }
+        first = first.or(Some(device.name));
+    }
+    match (first, refused) {
+        (Some(name), _) => Ok(name),
+        (None, Some(e)) => Err(e),
+        (None, None) => Err(VerbsError::NoDevice {
+            name: format!("with an active port {}", wanted.port),
+            found: names,
+        }),
+    }
+}
+
+/// A connection as the engine makes it. `psn` is the first number that this side sends.
+pub(super) fn target(settings: &VerbsSettings, target: &VerbsTarget, psn: u32) -> Target {
+    Target {
+        peer: target.peer,
+        mtu: settings.mtu,
+        sq_psn: psn,
+        rq_psn: target.psn,
+        timeout: settings.timeout,
+        retry: settings.retry,
+        rnr_retry: 7,
+        min_rnr_timer: 12,
+    }
+}
+
+/// A region as peers name it over the device.
+pub(super) fn remote(keys: DeviceKeys, len: usize) -> RemoteMr {
+    RemoteMr {
+        addr: keys.base,
+        len: len as u64,
+        key: keys.rkey,
+    }
+}
