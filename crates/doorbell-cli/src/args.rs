@@ -248,6 +248,8 @@ pub(crate) enum Link {
     Shm,
     /// RoCEv2 packets, to another process or another host
     Roce,
+    /// An RDMA device, to another process or another host
+    Verbs,
 }
 
 impl Link {
@@ -256,18 +258,19 @@ impl Link {
             Self::Loopback => "loopback",
             Self::Shm => "shm",
             Self::Roce => "roce",
+            Self::Verbs => "verbs",
         }
     }
 }
 
-/// `--link`: which one, and for RoCE through which port.
+/// `--link`: which one, and for RoCE through which port. An RDMA device is a port that begins with `verbs:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LinkChoice {
     pub(crate) kind: Link,
     pub(crate) port: Option<String>,
 }
 
-/// `loopback`, `shm`, `roce` or `roce:PORT`.
+/// `loopback`, `shm`, `roce` or `roce:PORT`, `verbs` or `verbs:DEVICE`.
 fn link(text: &str) -> Result<LinkChoice, String> {
     let (name, port) = match text.split_once(':') {
         Some((name, port)) => (name, Some(port)),
@@ -286,9 +289,18 @@ fn link(text: &str) -> Result<LinkChoice, String> {
             Link::Roce
         }
         ("roce", None) => Link::Roce,
+        ("verbs", None) => Link::Verbs,
+        ("verbs", Some(_)) => {
+            let port = Some(remote::port(text)?);
+            return Ok(LinkChoice {
+                kind: Link::Verbs,
+                port,
+            });
+        }
         _ => {
             return Err(
-                "give loopback, shm, roce, roce:udp://ADDR[:PORT] or roce:raw:IFNAME".into(),
+                "give loopback, shm, roce, roce:udp://ADDR[:PORT], roce:raw:IFNAME, verbs or verbs:DEVICE[:PORT]"
+                    .into(),
             );
         }
     };

@@ -1,4 +1,4 @@
-//! From `--gpu`, `--hca-cores` and a RoCE port to the host library's settings; what is not given is left to
+//! From `--gpu`, `--hca-cores` and a port (RoCE's, or `verbs:` with an RDMA device) to the host library's settings; what is not given is left to
 //! `DOORBELL_*` variables and defaults, which the library resolves.
 
 use doorbell::{Config, HcaCores, RoceWrap};
@@ -6,7 +6,9 @@ use doorbell::{Config, HcaCores, RoceWrap};
 use crate::args::{DeviceArgs, PerfArgs};
 
 /// The host library's configuration.
-pub(crate) fn of(args: &DeviceArgs, roce: Option<&str>) -> Config {
+pub(crate) fn of(args: &DeviceArgs, port: Option<&str>) -> Config {
+    let verbs = port.and_then(|p| p.strip_prefix("verbs:"));
+    let roce = port.filter(|_| verbs.is_none());
     Config {
         gpu: args.gpu,
         hca_cores: args.hca_cores.map(|n| match n {
@@ -14,12 +16,13 @@ pub(crate) fn of(args: &DeviceArgs, roce: Option<&str>) -> Config {
             n => HcaCores::Threads(n),
         }),
         roce: roce.map(str::to_owned),
+        verbs: verbs.map(str::to_owned),
         ..Config::default()
     }
 }
 
 /// The same for `perf`, with what is put around its RoCE port.
-pub(crate) fn of_perf(args: &PerfArgs, roce: Option<&str>) -> Config {
+pub(crate) fn of_perf(args: &PerfArgs, port: Option<&str>) -> Config {
     let remote = &args.remote;
     Config {
         roce_mtu: remote.mtu,
@@ -28,6 +31,6 @@ pub(crate) fn of_perf(args: &PerfArgs, roce: Option<&str>) -> Config {
             fault: remote.net_fault.clone(),
             trace: remote.trace_packets,
         },
-        ..of(&args.device, roce)
+        ..of(&args.device, port)
     }
 }

@@ -211,6 +211,10 @@ fn links(device: &Device) -> Vec<LinkInfo> {
         ),
         Err(e) => (false, e.to_string()),
     };
+    let verbs = match device.verbs_describe() {
+        Ok(what) => (true, what),
+        Err(e) => (false, e.to_string()),
+    };
     vec![
         LinkInfo {
             name: "loopback",
@@ -226,6 +230,11 @@ fn links(device: &Device) -> Vec<LinkInfo> {
             name: "roce",
             usable: roce.0,
             why: roce.1,
+        },
+        LinkInfo {
+            name: "verbs",
+            usable: verbs.0,
+            why: verbs.1,
         },
     ]
 }

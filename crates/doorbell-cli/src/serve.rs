@@ -120,7 +120,10 @@ fn try_port(args: &ServeArgs, port: &str) -> Result<()> {
         ..crate::config::of(&args.device, Some(port))
     };
     let device = Device::builder().config(config).open()?;
-    let offer = device.roce_offer().map(drop);
+    let offer = match remote::link_of(port) {
+        Link::Verbs => device.verbs_describe().map(drop),
+        _ => device.roce_offer().map(drop),
+    };
     offer.with_context(|| format!("--port {port} cannot be opened"))
 }
 
@@ -147,17 +150,21 @@ impl Server<'_> {
     fn client(&self, caller: Caller, number: u32) -> Result<Option<Ended>> {
         let args = self.args;
         let address = caller.peer().to_owned();
-        let port = args
-            .port
-            .clone()
-            .unwrap_or_else(|| port_at(caller.local_ip()));
-        let config = crate::config::of(&args.device, Some(&port));
         let purpose = caller.introduction().greeting.purpose.clone();
+        let at = caller.local_ip();
+        let port =
+            args.port
+                .clone()
+                .unwrap_or_else(|| match purpose.ends_with(remote::OVER_VERBS) {
+                    true => remote::device_at(at),
+                    false => port_at(at),
+                });
+        let config = crate::config::of(&args.device, Some(&port));
         let bench = match Benches::new(config, None).and_then(|mut b| b.of_peer(&purpose)) {
             Ok(bench) => bench,
             Err(e) => return Err(turned_away(caller, e)),
         };
-        let greeting = match remote::greeting(&bench, Link::Roce, &args.job, "") {
+        let greeting = match remote::greeting(&bench, remote::link_of(&port), &args.job, "") {
             Ok(greeting) => greeting,
             Err(e) => return Err(turned_away(caller, e)),
         };

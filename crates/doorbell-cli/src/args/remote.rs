@@ -73,6 +73,14 @@ pub(super) fn roce_port(text: &str) -> Result<String, String> {
     checked(text, doorbell::connect::check_roce_port(text))
 }
 
+/// A RoCE port, or an RDMA device's behind `verbs:`.
+pub(super) fn port(text: &str) -> Result<String, String> {
+    match text.strip_prefix("verbs:") {
+        Some(device) => checked(text, doorbell::connect::check_verbs_port(device)),
+        None => roce_port(text),
+    }
+}
+
 fn faults(text: &str) -> Result<String, String> {
     checked(text, doorbell::connect::check_roce_faults(text))
 }
@@ -94,9 +102,9 @@ pub(crate) struct ServeArgs {
     /// Address to listen on with TCP; port 0 takes a free one [default: port 4791 of every address]
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = address)]
     pub(crate) listen: Option<String>,
-    /// Through which RoCE port: udp://ADDR[:PORT] or raw:IFNAME
-    /// [default: udp, at the address by which the client came]
-    #[arg(long, value_name = "PORT", value_parser = roce_port)]
+    /// Through which port: udp://ADDR[:PORT] or raw:IFNAME for RoCE, verbs:DEVICE[:PORT] for an RDMA device
+    /// [default: as the client asks, at the address by which it came]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) port: Option<String>,
     /// Serve one client, and end as its run ended
     #[arg(long)]

@@ -18,6 +18,9 @@ pub(crate) struct EndSpec {
     pub(crate) size: u64,
     pub(crate) on_gpu: bool,
     pub(crate) shared: bool,
+    /// Reached by RDMA devices.
+    #[serde(default)]
+    pub(crate) verbs: bool,
 }
 
 /// The memory of one end.
@@ -62,11 +65,16 @@ impl End {
             layout,
             on_gpu: spec.on_gpu,
             shared: spec.shared,
+            verbs: spec.verbs,
         };
         Ok(Self {
             side: Side::new(&bench.pd, &bench.device, &spec)?,
             layout,
         })
+    }
+
+    pub(crate) fn abroad(&self) -> Result<Reach> {
+        self.side.abroad()
     }
 
     pub(crate) fn reach(&self) -> Reach {

@@ -65,6 +65,8 @@ pub(crate) enum Over {
     Shm(u32),
     /// Packets.
     Roce,
+    /// An RDMA device.
+    Verbs,
 }
 
 /// Target memory.

@@ -146,11 +146,13 @@ fn gets(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tally) ->
         layout,
         on_gpu: case.local_mem == Place::Gpu,
         shared: false,
+        verbs: false,
     };
     let far = SideSpec {
         layout,
         on_gpu: case.mem == Place::Gpu,
         shared,
+        verbs: case.link == Link::Verbs,
     };
     let near = Side::new(&bench.pd, &bench.device, &near)?;
     let mut partner = context.partner.take();
@@ -277,6 +279,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
         size: case.size,
         on_gpu: case.mem == Place::Gpu,
         shared: case.link == Link::Shm,
+        verbs: case.link == Link::Verbs,
     };
     let near = End::new(bench, &spec)?;
     let signal = case.test == Test::SignalLat;
@@ -293,6 +296,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
         }
         Some(partner) => (None, partner.ask("make its end", &Order::End(spec))?),
     };
+    let abroad = near.abroad()?;
     let result = launches(context, case, tally, |_, number, n, tally| {
         let order = PlayOrder {
             signal,
@@ -302,7 +306,7 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             seed: case.seed,
             number,
             check: case.check,
-            other: near.reach(),
+            other: abroad,
         };
         // The words that ends wait for count from 1 in every launch.
         near.paint(&order, 0)?;

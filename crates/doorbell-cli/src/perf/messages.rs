@@ -106,6 +106,7 @@ impl Stage {
             layout,
             on_gpu: case.local_mem == Place::Gpu,
             shared: case.link == Link::Shm,
+            verbs: false,
         };
         Ok(Self {
             layout,
@@ -171,6 +172,7 @@ fn messages(
         layout: stage.layout,
         on_gpu: case.mem == Place::Gpu,
         shared: case.link == Link::Shm,
+        verbs: case.link == Link::Verbs,
     };
     let here = partner.is_none();
     let qps = queues::messages(bench, case, partner.as_deref_mut())?;

@@ -223,13 +223,13 @@ impl State<'_> {
             }
             Order::Side(spec) => {
                 let side = Side::new(&self.bench.pd, &self.bench.device, &spec)?;
-                let reach = side.reach();
+                let reach = side.abroad()?;
                 self.side = Some(side);
                 ok(reach)
             }
             Order::End(spec) => {
                 let end = End::new(self.bench, &spec)?;
-                let reach = end.reach();
+                let reach = end.abroad()?;
                 self.end = Some(end);
                 ok(reach)
             }
@@ -298,6 +298,7 @@ impl State<'_> {
                     (LinkKind::Shm, peer.destination(&theirs)?)
                 }
                 Over::Roce => (LinkKind::Roce, self.bench.device.destination(&theirs)?),
+                Over::Verbs => (LinkKind::Verbs, self.bench.device.destination(&theirs)?),
             };
             own.push(qp.endpoint(kind, &[])?.to_bytes());
             self.qps.push(qp.connect(&to)?);

@@ -59,6 +59,7 @@ pub(crate) fn make(
             };
             let (kind, over) = match &shm {
                 Some((_, session)) => (LinkKind::Shm, Over::Shm(*session)),
+                None if case.link == Link::Verbs => (LinkKind::Verbs, Over::Verbs),
                 None => (LinkKind::Roce, Over::Roce),
             };
             let endpoints = qps

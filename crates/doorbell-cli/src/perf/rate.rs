@@ -209,10 +209,12 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         layout,
         on_gpu: case.local_mem == Place::Gpu,
         shared: false,
+        verbs: false,
     };
     let far = SideSpec {
         on_gpu: case.mem == Place::Gpu,
         shared,
+        verbs: case.link == Link::Verbs,
         layout: match case.test {
             Test::AtomicRate => atomic::far_layout(),
             _ => layout,

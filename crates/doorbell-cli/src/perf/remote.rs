@@ -35,20 +35,19 @@ impl Second {
     pub(crate) fn find(args: &PerfArgs) -> Result<Self> {
         let kind = args.link.kind;
         let remote = &args.remote;
-        let packets = remote.mtu.is_some()
-            || remote.pcap.is_some()
-            || remote.net_fault.is_some()
-            || remote.trace_packets;
-        if packets && kind != Link::Roce {
+        let packets = remote.pcap.is_some() || remote.net_fault.is_some() || remote.trace_packets;
+        let mtu = remote.mtu.is_some() && kind != Link::Verbs;
+        if (packets || mtu) && kind != Link::Roce {
             let wrong = anyhow::anyhow!(
                 "--mtu, --pcap, --net-fault and --trace-packets are about packets: add --link roce"
             );
             return Err(wrong.context(WrongArguments));
         }
         if let Some(host) = &args.remote.connect {
-            if kind != Link::Roce {
-                let wrong =
-                    anyhow::anyhow!("--connect reaches another host by packets: add --link roce");
+            if !matches!(kind, Link::Roce | Link::Verbs) {
+                let wrong = anyhow::anyhow!(
+                    "--connect reaches another host by packets: add --link roce, or --link verbs for an RDMA device"
+                );
                 return Err(wrong.context(WrongArguments));
             }
             return Ok(Self::Called(Line::dial(host, args.timeout)?));
@@ -57,7 +56,7 @@ impl Second {
         let Some(launched) = launched else {
             return Ok(match kind {
                 Link::Loopback => Self::None,
-                Link::Shm | Link::Roce => Self::Child,
+                Link::Shm | Link::Roce | Link::Verbs => Self::Child,
             });
         };
         sense(&launched, kind).map_err(|e| e.context(WrongArguments))?;
@@ -79,6 +78,10 @@ impl Second {
                 named.or_else(|| Some(port_at(line.local_ip())))
             }
             (Link::Roce, _) => named.or_else(|| Some(LOCAL.to_owned())),
+            (Link::Verbs, Self::Called(line) | Self::Answering(line)) => {
+                named.or_else(|| Some(device_at(line.local_ip())))
+            }
+            (Link::Verbs, _) => named.or_else(|| Some(device_at(None))),
             _ => None,
         }
     }
@@ -102,6 +105,9 @@ impl Second {
     }
 }
 
+/// How the purpose of a run over an RDMA device ends.
+pub(crate) const OVER_VERBS: &str = " over verbs";
+
 /// A port for two processes of one host.
 pub(crate) const LOCAL: &str = "udp://127.0.0.1";
 
@@ -111,6 +117,22 @@ pub(crate) fn port_at(own: Option<IpAddr>) -> String {
         Some(IpAddr::V4(ip)) => format!("udp://{ip}"),
         Some(IpAddr::V6(ip)) => format!("udp://[{ip}]"),
         None => LOCAL.to_owned(),
+    }
+}
+
+/// The RDMA device at the address by which the other side came, or the first one.
+pub(crate) fn device_at(own: Option<IpAddr>) -> String {
+    match own {
+        Some(ip) => format!("verbs:auto?ip={ip}"),
+        None => "verbs:auto".to_owned(),
+    }
+}
+
+/// Which link a port is of.
+pub(crate) fn link_of(port: &str) -> Link {
+    match port.starts_with("verbs:") {
+        true => Link::Verbs,
+        false => Link::Roce,
     }
 }
 
@@ -149,7 +171,8 @@ pub(crate) fn greeting(bench: &Bench, kind: Link, job: &str, purpose: &str) -> R
         hca: bench.device.provider().id(),
         offer: match kind {
             Link::Roce => Some(bench.device.roce_offer()?),
-            Link::Loopback | Link::Shm => None,
+            // What it needs is in the description of each queue pair.
+            Link::Loopback | Link::Shm | Link::Verbs => None,
         },
     })
 }
@@ -187,6 +210,11 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
     if args.link.kind == Link::Roce {
         words.push("--roce".into());
         words.push(LOCAL.into());
+    }
+    if args.link.kind == Link::Verbs {
+        let port = args.link.port.clone().unwrap_or_else(|| device_at(None));
+        words.push("--roce".into());
+        words.push(port.into());
     }
     Partner::start(&words, args.timeout)
 }
@@ -247,6 +275,12 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
                 .port
                 .clone()
                 .unwrap_or_else(|| port_at(line.local_ip())),
+        ),
+        Link::Verbs => Some(
+            args.link
+                .port
+                .clone()
+                .unwrap_or_else(|| device_at(line.local_ip())),
         ),
         _ => None,
     };

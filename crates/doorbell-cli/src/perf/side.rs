@@ -4,7 +4,7 @@
 //! process; what it must hold is a [`Picture`], written and compared in pieces.
 
 use anyhow::{Result, ensure};
-use doorbell::{Access, Mr, Pd, Place};
+use doorbell::{Access, LinkKind, Mr, Pd, Place};
 use doorbell_kernels::params::Area;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,9 @@ pub(crate) struct SideSpec {
     pub(crate) on_gpu: bool,
     /// In memory that other processes map.
     pub(crate) shared: bool,
+    /// Reached by RDMA devices.
+    #[serde(default)]
+    pub(crate) verbs: bool,
 }
 
 impl SideSpec {
@@ -35,7 +38,7 @@ impl SideSpec {
     }
 }
 
-/// Where another process reaches a side.
+/// Where a side is reached.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Reach {
     pub(crate) addr: u64,
@@ -46,6 +49,7 @@ pub(crate) struct Reach {
 pub(crate) struct Side {
     mr: Mr,
     layout: Layout,
+    verbs: bool,
 }
 
 impl Side {
@@ -61,6 +65,7 @@ impl Side {
         Ok(Self {
             mr,
             layout: spec.layout,
+            verbs: spec.verbs,
         })
     }
 
@@ -68,6 +73,20 @@ impl Side {
         &self.mr
     }
 
+    /// Where the peer process finds it: an RDMA device has keys of its own.
+    pub(crate) fn abroad(&self) -> Result<Reach> {
+        let link = match self.verbs {
+            true => LinkKind::Verbs,
+            false => LinkKind::Roce,
+        };
+        let remote = self.mr.remote_over(link)?;
+        Ok(Reach {
+            addr: remote.addr,
+            key: remote.key,
+        })
+    }
+
+    /// Where this process finds it.
     pub(crate) fn reach(&self) -> Reach {
         Reach {
             addr: self.mr.addr(),

@@ -24,7 +24,9 @@ mod line;
 mod tests;
 
 pub use accept::{Acceptor, Knock};
-pub use address::{DEFAULT_PORT, check_address, check_roce_faults, check_roce_port};
+pub use address::{
+    DEFAULT_PORT, check_address, check_roce_faults, check_roce_port, check_verbs_port,
+};
 pub use channel::Channel;
 pub(crate) use error::brief;
 pub use error::{ConnectError, Refusal, RefusalKind};

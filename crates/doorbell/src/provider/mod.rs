@@ -22,6 +22,7 @@ use crate::{AsyncError, Error, Result};
 mod roce;
 mod verbs;
 pub(crate) use roce::{faults as roce_faults, port_config as roce_port};
+pub(crate) use verbs::port as verbs_port;
 pub mod soft;
 
 /// A kind of HCA, opened.

@@ -54,17 +54,22 @@ impl VerbsSettings {
     }
 
     fn config(&self, library: &Verbs) -> Result<VerbsConfig> {
-        let mut config: VerbsConfig = self.text.parse().map_err(|remedy| Error::Setting {
-            name: "verbs",
-            value: self.text.clone(),
-            origin: Source::Argument,
-            remedy,
-        })?;
+        let mut config = port(&self.text)?;
         if config.device == "auto" {
             config.device = choose(library, &config).map_err(HcaError::from)?;
         }
         Ok(config)
     }
+}
+
+/// What a setting names.
+pub(crate) fn port(text: &str) -> Result<VerbsConfig> {
+    text.parse().map_err(|remedy| Error::Setting {
+        name: "verbs",
+        value: text.to_owned(),
+        origin: Source::Argument,
+        remedy,
+    })
 }
 
 /// The device whose port has the address that is preferred, else the first with an active port.
