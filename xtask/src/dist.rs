@@ -4,6 +4,7 @@
 //! bin/doorbell                 the command
 //! lib/libdoorbell.so[.0[.x.y]] the C ABI; SONAME libdoorbell.so.0, symbols bound to versions by doorbell.map
 //! lib/libdoorbell.a, lib/pkgconfig/doorbell.pc
+//! lib/libnccl-gin-doorbell.so  what NCCL loads
 //! include/                     doorbell.h, doorbell_device.h
 //! ptx/                         doorbell.ptx, the kernels; doorbell_device.ptx, the functions that CUDA C++ links
 //! share/                       man pages, shell completions
@@ -48,7 +49,13 @@ const SONAME: &str = "libdoorbell.so.0";
 /// Where C's side of the project lives.
 const C_CRATE: &str = "crates/doorbell-c";
 /// The crates whose builds are shipped.
-const SHIPPED: &[&str] = &["doorbell-cli", "doorbell-c"];
+const SHIPPED: &[&str] = &["doorbell-cli", "doorbell-c", "doorbell-nccl"];
+/// Plug-ins that other libraries load: what cargo calls them, what those libraries look for, and the names that they look up.
+pub(crate) const PLUGINS: &[(&str, &str, &[&str])] = &[(
+    "libdoorbell_nccl.so",
+    "libnccl-gin-doorbell.so",
+    &["ncclGinPlugin_v14"],
+)];
 /// What the shared object may need at load time: the system's C library and its companions, nothing of a vendor.
 const MAY_NEED: &[&str] = &[
     "libc.so.6",
@@ -89,6 +96,9 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         &out.join("lib/libdoorbell.a"),
     )?;
     library(root, &out, &version, &builder)?;
+    for (built_as, name, _) in PLUGINS {
+        copy(&built.join(built_as), &out.join("lib").join(name))?;
+    }
     for (from, to) in [
         ("crates/doorbell-c/include/doorbell.h", "include/doorbell.h"),
         (
@@ -250,11 +260,28 @@ fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()
         );
     }
 
+    for (_, name, looked_up) in PLUGINS {
+        let so = SharedObject::read(&out.join("lib").join(name))?;
+        for library in &so.needed {
+            ensure!(
+                MAY_NEED.contains(&library.as_str()),
+                "{name} needs {library}: load it at run time instead"
+            );
+        }
+        let wanted = looked_up.iter().map(|n| (*n).to_owned()).collect();
+        let exported = so.exports.keys().cloned().collect();
+        differ("what is looked up in it", &wanted, name, &exported)?;
+    }
+
     if let Some(newest) = builder.glibc() {
+        let plugins = PLUGINS.iter().map(|(_, name, _)| format!("lib/{name}"));
         for file in [
             "bin/doorbell".to_owned(),
             format!("lib/libdoorbell.so.{version}"),
-        ] {
+        ]
+        .into_iter()
+        .chain(plugins)
+        {
             let asked = SharedObject::read(&out.join(&file))?.glibc;
             ensure!(
                 asked <= newest,

@@ -103,6 +103,10 @@ fn fill(dist: &Path, package: &Path) -> Result<()> {
         package.join("lib/libdoorbell.so.0"),
     )
     .context("the distribution has no lib/libdoorbell.so.0")?;
+    for (_, name, _) in crate::dist::PLUGINS {
+        fs::copy(dist.join("lib").join(name), package.join("lib").join(name))
+            .with_context(|| format!("the distribution has no lib/{name}"))?;
+    }
     fs::write(
         package.join("lib/libdoorbell.so"),
         "/* linker script: a wheel carries no symbolic links */\nINPUT(libdoorbell.so.0)\n",

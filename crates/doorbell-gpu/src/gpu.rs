@@ -203,6 +203,15 @@ impl Gpu {
         }
     }
 
+    /// Describes device memory that somebody else of this process allocated (PyTorch, NCCL): the allocation that it lies in, and the offset
+    /// of `addr` in it. CUDA only. Memory of `cuMemCreate` must have been made for export as a file descriptor.
+    pub fn export_foreign(&self, addr: u64, len: usize) -> Result<(Export, u64)> {
+        match &self.inner.engine {
+            Engine::Host(_) => Err(self.no_ipc()),
+            Engine::Cuda(cuda) => cuda.export_foreign(addr, len),
+        }
+    }
+
     /// Opens memory that another process exported with [`Buffer::export`]. CUDA only; `cuIpc` handles cannot be opened in the
     /// process that made them.
     pub fn import(&self, export: &Export) -> Result<Buffer> {

@@ -609,3 +609,39 @@ fn a_forked_child_is_told() {
     buffer.write(0, &[1; 16]).unwrap();
     mock.clean();
 }
+
+#[test]
+fn memory_of_others_is_exported_as_what_it_is_with_its_place() {
+    let mock = Mock::build("foreign-export", &[]);
+    let gpu = mock.open();
+    let plain = mock.foreign(8192, 0);
+    let (export, offset) = gpu
+        .export_foreign(plain + 4096, 4096)
+        .expect("an allocation");
+    assert!(
+        matches!(export, Export::CudaIpc { len: 8192, .. }),
+        "{export:?}"
+    );
+    assert_eq!(offset, 4096);
+    let imported = gpu.import(&export).expect("the whole allocation");
+    assert_eq!(imported.len(), 8192);
+    let mapped = mock.foreign_vmm(4 << 20, 0);
+    let (export, offset) = gpu
+        .export_foreign(mapped + 100, 1 << 20)
+        .expect("an allocation");
+    assert!(
+        matches!(export, Export::Fd { len, .. } if len == 4 << 20),
+        "{export:?}"
+    );
+    assert_eq!(offset, 100);
+    // Past its end, and what nobody allocated.
+    for (addr, len) in [(plain + 4096, 4097), (8, 8)] {
+        let error = gpu.export_foreign(addr, len).unwrap_err();
+        assert!(
+            matches!(error, GpuError::UnknownMemory { .. }),
+            "{addr:#x}: {error}"
+        );
+    }
+    drop((imported, gpu));
+    mock.clean();
+}

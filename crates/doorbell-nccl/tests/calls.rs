@@ -4,6 +4,7 @@
 mod common;
 
 use common::gin::{AGGREGATE, Gin, SKIP_CREDIT, Sharing, Signal, Win, With, wait};
+use common::scenes::strict;
 use common::{LONG, Pages, Rank, config, threads};
 
 const LEN: usize = 1 << 16;
@@ -358,21 +359,7 @@ fn several_device_communicators_share_windows() {
 
 #[test]
 fn strictly_ordered_windows_show_writes_in_their_order() {
-    threads(2, |rank| {
-        let b = Bench::new(rank, 1, 0, 1);
-        let gin = b.gin();
-        for round in 1..=200u64 {
-            // Data, then a flag, without a signal between them.
-            b.pages.write(0, &[round as u8; 1024]);
-            gin.put(b.next(), (b.win, 8192), (b.win, 0), 1024, With::default());
-            gin.put_value(b.next(), (b.win, 16384), &round.to_ne_bytes(), None);
-            wait(|| b.pages.word(16384), round, LONG, "the flag");
-            assert_eq!(b.pages.read(8192, 1024), [round as u8; 1024]);
-            gin.flush_all(LONG).expect("complete");
-            b.barrier();
-        }
-        b.end();
-    });
+    threads(2, |rank| strict(rank, Pages::new, 200));
 }
 
 /// One byte more than two requests carry, from memory of zeroes with a mark at its end.

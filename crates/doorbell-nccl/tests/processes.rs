@@ -3,114 +3,26 @@
 
 mod common;
 
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::gin::{Failed, Signal, With};
-use common::scenes::all_to_all;
+use common::jobs::{Part, play, start};
+use common::scenes::{all_to_all, whole};
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host};
-
-const SCENE: &str = "DOORBELL_TEST_SCENE";
-const FOLDER: &str = "DOORBELL_TEST_FOLDER";
-const RANK: &str = "DOORBELL_TEST_RANK";
-const RANKS: &str = "DOORBELL_TEST_RANKS";
-/// Ranks that are threads of one process.
-const EACH: &str = "DOORBELL_TEST_EACH";
-
-/// A process of the test, ended with it whatever becomes of it.
-struct Started(Child);
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Started {
-    /// Its exit status, in time.
-    fn ends(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + 2 * LONG;
-        loop {
-            if let Some(status) = self.0.try_wait().expect("a child") {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "a rank does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-/// Starts `ranks` ranks, `each` of them threads of one process, all of them children: this test has no rank of its own.
-fn start(
-    scene: &str,
-    ranks: usize,
-    each: usize,
-    variables: &[(&str, &str)],
-) -> (Vec<Started>, tempfile::TempDir) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let children = (0..ranks)
-        .step_by(each)
-        .map(|rank| {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command
-                .args(["--exact", "peer_process", "--ignored", "--nocapture"])
-                .env(SCENE, scene)
-                .env(FOLDER, folder.path())
-                .env(RANK, rank.to_string())
-                .env(RANKS, ranks.to_string())
-                .env(EACH, each.to_string())
-                .env("DOORBELL_ROCE", "udp://127.0.0.1")
-                .envs(variables.iter().copied())
-                .stdout(Stdio::null());
-            Started(command.spawn().expect("a child"))
-        })
-        .collect();
-    (children, folder)
-}
-
-/// All of them end well.
-fn play(scene: &str, ranks: usize, each: usize, variables: &[(&str, &str)]) {
-    let (mut children, _folder) = start(scene, ranks, each, variables);
-    for (n, child) in children.iter_mut().enumerate() {
-        assert_eq!(child.ends(), Some(0), "process {n} of {scene}");
-    }
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name).expect("started by a test of this file")
-}
 
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
 fn peer_process() {
-    let number = |name| variable(name).parse::<usize>().expect("a number");
-    let (first, ranks, each) = (number(RANK), number(RANKS), number(EACH));
     on_the_host();
-    let gather = Gather::at(ranks, variable(FOLDER).into(), None);
-    let scene = variable(SCENE);
-    std::thread::scope(|scope| {
-        for rank in first..first + each {
-            let (gather, scene) = (&gather, scene.as_str());
-            scope.spawn(move || match scene {
-                "shared" => whole(rank, gather, |r| all_to_all(r, Pages::shared, 50_000)),
-                "plain" => whole(rank, gather, |r| all_to_all(r, Pages::new, 20_000)),
-                "leave" => leave(rank, gather),
-                "dies at work" => dies_at_work(rank, gather),
-                "late" => late(rank, gather),
-                step => dies_between(rank, gather, step.parse().expect("a scene")),
-            });
-        }
+    Part::read().play(|rank, gather, scene| match scene {
+        "shared" => whole(rank, gather, |r| all_to_all(r, Pages::shared, 50_000)),
+        "plain" => whole(rank, gather, |r| all_to_all(r, Pages::new, 20_000)),
+        "leave" => leave(rank, gather),
+        "dies at work" => dies_at_work(rank, gather),
+        "late" => late(rank, gather),
+        step => dies_between(rank, gather, step.parse().expect("a scene")),
     });
-}
-
-/// A rank from its beginning to its end.
-fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
-    let one = Rank::connect(rank, gather);
-    body(&one);
-    one.gather.barrier(rank);
-    one.close();
 }
 
 #[test]

@@ -115,7 +115,14 @@ impl DeviceImporter for Engine {
             return Err("this process uses no GPU that could import memory".into());
         };
         let handle = Handle::from_bytes(handle)?;
-        let export = handle.export(fd, usize::try_from(len).map_err(|e| e.to_string())?)?;
+        if !handle.holds(len) {
+            return Err(format!(
+                "GPU memory handle: {len} bytes at offset {} of {} are not inside it",
+                handle.offset, handle.whole
+            ));
+        }
+        let whole = usize::try_from(handle.whole).map_err(|e| e.to_string())?;
+        let export = handle.export(fd, whole)?;
         let buffer = self.gpu.import(&export).map_err(|e| e.to_string())?;
         // Copies are by our engine; the memory belongs to the peer's GPU, which decides whether they need a detour.
         let dma = Arc::new(Adapter {
@@ -125,7 +132,7 @@ impl DeviceImporter for Engine {
             known: Arc::clone(&self.known),
         });
         Ok(DeviceRegion {
-            addr: buffer.device_addr(),
+            addr: buffer.device_addr() + handle.offset,
             len,
             dma,
             keep: Arc::new(buffer),
@@ -133,16 +140,20 @@ impl DeviceImporter for Engine {
     }
 }
 
-/// What travels to a peer with GPU memory: 80 bytes.
+/// What travels to a peer with GPU memory: 96 bytes.
 #[derive(Debug, PartialEq, Eq)]
 struct Handle {
     device: u64,
+    /// Where the memory begins in the allocation that comes.
+    offset: u64,
+    /// Bytes of that allocation.
+    whole: u64,
     /// A `cuIpc` handle; `None`: the memory comes as a descriptor.
     ipc: Option<[u8; 64]>,
 }
 
 const HANDLE_MAGIC: [u8; 4] = *b"DBGM";
-const HANDLE_VERSION: u8 = 1;
+const HANDLE_VERSION: u8 = 2;
 
 impl Handle {
     fn to_bytes(&self) -> Vec<u8> {
@@ -150,25 +161,40 @@ impl Handle {
         out.extend_from_slice(&[HANDLE_VERSION, u8::from(self.ipc.is_some()), 0, 0]);
         out.extend_from_slice(&self.device.to_le_bytes());
         out.extend_from_slice(&self.ipc.unwrap_or([0; 64]));
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.whole.to_le_bytes());
         out
     }
 
+    /// Are there `len` bytes from the offset on?
+    fn holds(&self, len: u64) -> bool {
+        let end = self.offset.checked_add(len);
+        end.is_some_and(|end| end <= self.whole)
+    }
+
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let bytes: &[u8; 80] = bytes
-            .try_into()
-            .map_err(|_| format!("GPU memory handle of {} bytes, not 80", bytes.len()))?;
-        if bytes[..4] != HANDLE_MAGIC || bytes[4] != HANDLE_VERSION {
+        // Magic and version come first: another version may have another length.
+        if bytes.len() < 5 || bytes[..4] != HANDLE_MAGIC || bytes[4] != HANDLE_VERSION {
             return Err(format!(
                 "GPU memory handle {:02x?} version {}, this release speaks {HANDLE_MAGIC:02x?} version {HANDLE_VERSION}",
-                &bytes[..4],
-                bytes[4]
+                &bytes[..bytes.len().min(4)],
+                bytes.get(4).copied().unwrap_or(0)
             ));
         }
-        let (mut device, mut ipc) = ([0; 8], [0; 64]);
-        device.copy_from_slice(&bytes[8..16]);
-        ipc.copy_from_slice(&bytes[16..]);
+        let bytes: &[u8; 96] = bytes
+            .try_into()
+            .map_err(|_| format!("GPU memory handle of {} bytes, not 96", bytes.len()))?;
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let mut ipc = [0; 64];
+        ipc.copy_from_slice(&bytes[16..80]);
         Ok(Self {
-            device: u64::from_le_bytes(device),
+            device: word(8),
+            offset: word(80),
+            whole: word(88),
             ipc: (bytes[5] == 1).then_some(ipc),
         })
     }
@@ -250,16 +276,25 @@ impl Dma for Adapter {
         Ok(Staging { ptr, len, keep })
     }
 
-    fn export(&self, addr: u64, _len: u64) -> Result<DeviceHandle, String> {
-        let memory = self.known.gpu().get(&addr).and_then(Weak::upgrade);
-        let memory = memory.ok_or("imported GPU memory cannot be exported: allocate it here")?;
-        let (ipc, fd) = match memory.export().map_err(|e| e.to_string())? {
-            Export::CudaIpc { handle, .. } => (Some(handle), None),
-            Export::Fd { fd, .. } => (None, Some(Arc::new(fd))),
+    fn export(&self, addr: u64, len: u64) -> Result<DeviceHandle, String> {
+        let own = self.known.gpu().get(&addr).and_then(Weak::upgrade);
+        let exported = match own {
+            Some(memory) => memory.export().map(|export| (export, 0)),
+            None => {
+                let len = usize::try_from(len).map_err(|e| e.to_string())?;
+                self.gpu.export_foreign(addr, len)
+            }
+        };
+        let (export, offset) = exported.map_err(|e| e.to_string())?;
+        let (ipc, fd, whole) = match export {
+            Export::CudaIpc { handle, len } => (Some(handle), None, len),
+            Export::Fd { fd, len } => (None, Some(Arc::new(fd)), len),
         };
         Ok(DeviceHandle {
             bytes: Handle {
                 device: self.device,
+                offset,
+                whole: whole as u64,
                 ipc,
             }
             .to_bytes(),
@@ -313,24 +348,36 @@ mod tests {
         for ipc in [None, Some([7; 64])] {
             let h = Handle {
                 device: 0x1234_5678_9abc_def0,
+                offset: 4096,
+                whole: 1 << 21,
                 ipc,
             };
             let bytes = h.to_bytes();
-            assert_eq!(bytes.len(), 80);
+            assert_eq!(bytes.len(), 96);
             assert_eq!(Handle::from_bytes(&bytes).unwrap(), h);
-            assert!(Handle::from_bytes(&bytes[..79]).is_err());
+            for cut in 0..96 {
+                assert!(Handle::from_bytes(&bytes[..cut]).is_err());
+            }
             let mut other = bytes.clone();
             other[4] = 9;
-            let e = Handle::from_bytes(&other).unwrap_err();
-            assert!(e.contains("version 9") && e.contains("version 1"), "{e}");
-        }
-        assert!(
-            Handle {
-                device: 0,
-                ipc: None
+            // What another version has behind its number is its own business.
+            for len in [80, 96] {
+                let e = Handle::from_bytes(&other[..len]).unwrap_err();
+                assert!(e.contains("version 9") && e.contains("version 2"), "{e}");
             }
-            .export(None, 1)
-            .is_err()
-        );
+        }
+    }
+
+    #[test]
+    fn a_handle_holds_what_lies_inside_it() {
+        let h = Handle {
+            device: 0,
+            offset: 4096,
+            whole: 8192,
+            ipc: None,
+        };
+        assert!(h.holds(0) && h.holds(4096));
+        assert!(!h.holds(4097) && !h.holds(u64::MAX));
+        assert!(h.export(None, 1).is_err());
     }
 }

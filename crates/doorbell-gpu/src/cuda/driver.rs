@@ -121,6 +121,8 @@ table! {
     optional {
         // The MIG-aware form; the unsuffixed one names the whole GPU.
         fn cuDeviceGetUuid_v2(*mut CuUuid, CuDevice);
+        // CUDA 11.0: the physical memory behind somebody else's mapping.
+        fn cuMemRetainAllocationHandle(*mut CuMemHandle, *mut c_void);
         // The device of the calling thread's context.
         fn cuCtxGetDevice(*mut CuDevice);
         // CUDA 12.4: loads a function now, whatever CUDA_MODULE_LOADING says.

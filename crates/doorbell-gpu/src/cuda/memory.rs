@@ -7,7 +7,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 use super::context::{Context, Current};
+use super::ranges;
 use super::types::*;
+use crate::ipc::Export;
 use crate::{GpuError, Result};
 
 /// One allocation, mapping or registration.
@@ -171,6 +173,37 @@ impl Memory {
             format!("device memory at {addr:#x}")
         })?;
         Ok(handle.0)
+    }
+
+    /// Describes the allocation around somebody else's device memory, and where in it that memory begins. What was made by
+    /// `cuMemCreate` comes as a descriptor, if it was made to be exported so; what `cuMemAlloc` made, as a `cuIpc` handle.
+    pub(crate) fn export_foreign(
+        context: &Context,
+        addr: CuDevicePtr,
+        len: usize,
+    ) -> Result<(Export, u64)> {
+        let current = context.enter()?;
+        let (start, size) = ranges::allocation(&current, addr, len as u64)?;
+        let size = usize::try_from(size).map_err(|_| GpuError::UnknownMemory {
+            addr,
+            len: len as u64,
+        })?;
+        let mut handle = 0;
+        let retained = current.cuMemRetainAllocationHandle.is_some_and(|retain| {
+            let at = std::ptr::with_exposed_provenance_mut(addr as usize);
+            // SAFETY: an out parameter; any address may be asked about.
+            unsafe { retain(&mut handle, at) == SUCCESS }
+        });
+        let export = if retained {
+            let fd = Self::export_fd(context, handle);
+            // SAFETY: retained above, once.
+            unsafe { (current.cuMemRelease)(handle) };
+            Export::Fd { fd: fd?, len: size }
+        } else {
+            let handle = Self::export_ipc(context, start)?;
+            Export::CudaIpc { handle, len: size }
+        };
+        Ok((export, addr - start))
     }
 
     /// Opens another process's `cuIpc` handle.

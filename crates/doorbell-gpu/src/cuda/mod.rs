@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use crate::graveyard::Graveyard;
 use crate::info::GpuInfo;
-use crate::{Dims, Keep, MemKind, Result};
+use crate::{Dims, Export, Keep, MemKind, Result};
 
 use context::{Context, Current};
 use copier::CudaCopier;
@@ -237,6 +237,10 @@ impl CudaGpu {
 
     pub(crate) fn export_ipc(&self, addr: u64) -> Result<[u8; 64]> {
         Memory::export_ipc(&self.context, addr)
+    }
+
+    pub(crate) fn export_foreign(&self, addr: u64, len: usize) -> Result<(Export, u64)> {
+        Memory::export_foreign(&self.context, addr, len)
     }
 
     pub(crate) fn import_fd(&self, fd: &OwnedFd, len: usize) -> Result<Memory> {

@@ -73,6 +73,16 @@ impl Ranges {
     }
 }
 
+/// Start and bytes of the device allocation that a whole range lies in.
+pub(super) fn allocation(current: &Current<'_>, addr: u64, len: u64) -> Result<(u64, u64)> {
+    let range = ask(current, addr, len)?;
+    let inside = addr.checked_add(len).is_some_and(|end| end <= range.end);
+    match range.place {
+        Place::Device(_) if inside => Ok((range.start, range.end - range.start)),
+        _ => Err(GpuError::UnknownMemory { addr, len }),
+    }
+}
+
 fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let mut kind: c_uint = 0;
     let mut managed: c_uint = 0;

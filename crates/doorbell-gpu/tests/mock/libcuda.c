@@ -5,10 +5,15 @@
  * GPU, the legacy stream, a call without a context or with a strict capture mode, an address it never gave out).
  * The prototypes are those of NVIDIA's cuda.h, written down after its documentation.
  */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef int R;
@@ -22,7 +27,7 @@ enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, 
 #define DEVICES 2
 #endif
 
-struct range { P start; size_t size; int type, device, live; };
+struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ };
 struct stream { int priority; P wait_flag; };
 struct event { int recorded; P wait_flag; };
 struct function { char name[64]; int loaded; };
@@ -55,12 +60,21 @@ static int running(void) {
     return r;
 }
 
+/* The driver locks what it has; so does this. Held until the function that entered returns. */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static void unlock(pthread_mutex_t **held) { pthread_mutex_unlock(*held); }
+
 static R enter(const char *call) {
     if (depth == 0) { violate(call); return NO_CONTEXT; }
     if (mode != 2) violate("strict capture mode");
     return sticky ? FAULT : OK;
 }
-#define ENTER do { R r = enter(__func__); if (r) return r; } while (0)
+#define ENTER \
+    __attribute__((cleanup(unlock), unused)) pthread_mutex_t *held = (pthread_mutex_lock(&lock), &lock); \
+    do { R r = enter(__func__); if (r) return r; } while (0)
+
+/* As aligned as the driver's. */
+static void *block(size_t size) { return aligned_alloc(4096, (size + 4095) & ~4095ul); }
 
 static struct range *find(P a) {
     for (int i = 0; i < range_count; i++)
@@ -68,7 +82,7 @@ static struct range *find(P a) {
     return 0;
 }
 static P add(P start, size_t size, int type) {
-    ranges[range_count++] = (struct range){start, size, type, depth ? stack[depth - 1] : 0, 1};
+    ranges[range_count++] = (struct range){start, size, type, depth ? stack[depth - 1] : 0, 1, 0, -1};
     return start;
 }
 static R gone(P a, const char *what) {
@@ -95,7 +109,25 @@ const char *mock_violation(void) { return violation; }
 void mock_hold_copies(int hold) { hold_copies_release = !hold; }
 void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
-P mock_foreign_alloc(size_t size, int device) { P p = add((P)calloc(1, size), size, 2); ranges[range_count - 1].device = device; return p; }
+/* Device memory is a memfd: another process that imports it sees the same bytes. */
+static P map(P at, size_t size, int fd, int vmm) {
+    void *p = mmap((void *)at, size, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
+    if (p == MAP_FAILED) return 0;
+    add((P)p, size, 2);
+    ranges[range_count - 1].fd = fd;
+    ranges[range_count - 1].vmm = vmm;
+    return (P)p;
+}
+static int memory(size_t size) { int fd = memfd_create("mock GPU memory", MFD_CLOEXEC); return ftruncate(fd, size) ? -1 : fd; }
+static P foreign(size_t size, int device, int vmm) {
+    pthread_mutex_lock(&lock);
+    P p = map(0, size, memory(size), vmm);
+    ranges[range_count - 1].device = device;
+    pthread_mutex_unlock(&lock);
+    return p;
+}
+P mock_foreign_alloc(size_t size, int device) { return foreign(size, device, 0); }
+P mock_foreign_vmm(size_t size, int device) { return foreign(size, device, 1); }
 
 R cuInit(unsigned flags) {
     (void)flags;
@@ -222,16 +254,22 @@ R cuMemAlloc_v2(P *p, size_t size) {
     ENTER;
     n.allocs++;
     if (size > 1 << 30) return 2;
-    *p = add((P)malloc(size), size, 2);
+    *p = map(0, size, memory(size), 0);
     memset((void *)*p, 0xcd, size);
     return OK;
 }
-R cuMemFree_v2(P p) { ENTER; R r = gone(p, "memory freed while a kernel runs"); if (!r) free((void *)p); return r; }
+R cuMemFree_v2(P p) {
+    ENTER;
+    struct range *b = find(p);
+    R r = gone(p, "memory freed while a kernel runs");
+    if (!r) { munmap((void *)p, b->size); close(b->fd); }
+    return r;
+}
 R cuMemHostAlloc(void **p, size_t size, unsigned flags) {
     ENTER;
     if (flags != 3) violate("pinned memory without portable and devicemap");
     n.allocs++;
-    *p = malloc(size);
+    *p = block(size);
     memset(*p, 0xcd, size);
     add((P)*p, size, 1);
     return OK;
@@ -264,7 +302,12 @@ static R batch(const P *d, const P *s, const size_t *size, size_t count, struct 
     if (count == 0 || attrs != 1 || *first != 0 || a->order != 1) return INVALID;
     n.batches++;
     n.batched_copies += count;
-    for (size_t i = count; i-- > 0;) { R r = copy(d[i], s[i], size[i], st); if (r) return r; }
+    const char *pause = getenv("MOCK_BATCH_US"); /* between its copies, for who must not see them apart */
+    for (size_t i = count; i-- > 0;) {
+        R r = copy(d[i], s[i], size[i], st);
+        if (r) return r;
+        if (pause && i) usleep(atoi(pause));
+    }
     return OK;
 }
 #if BATCH >= 1
@@ -281,6 +324,11 @@ R cuMemcpyBatchAsync_v2(const P *d, const P *s, const size_t *size, size_t count
     return batch(d, s, size, count, a, first, attrs, st);
 }
 #endif
+R cuCtxGetDevice(int *d) {
+    if (!depth) return NO_CONTEXT;
+    *d = stack[depth - 1];
+    return OK;
+}
 R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
     ENTER;
     struct range *r = find(p);
@@ -295,40 +343,72 @@ R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
     return OK;
 }
 
-R cuIpcGetMemHandle(unsigned char *h, P p) { ENTER; memset(h, 0, 64); memcpy(h, &p, 8); return find(p) ? OK : INVALID; }
-struct handle { unsigned char bytes[64]; };
-R cuIpcOpenMemHandle_v2(P *p, struct handle h, unsigned flags) {
+/* Another process finds the memfd under the descriptors of this one. */
+struct ipc { int pid, fd; size_t size; char rest[48]; };
+R cuIpcGetMemHandle(struct ipc *h, P p) {
+    ENTER;
+    struct range *r = find(p);
+    if (!r || r->fd < 0 || r->vmm) return INVALID;
+    *h = (struct ipc){getpid(), r->fd, r->size, ""};
+    return OK;
+}
+R cuIpcOpenMemHandle_v2(P *p, struct ipc h, unsigned flags) {
     ENTER;
     (void)flags;
-    P from;
-    memcpy(&from, h.bytes, 8);
-    struct range *r = find(from);
-    if (!r) return INVALID;
-    *p = add((P)calloc(1, r->size), r->size, 2);
-    memcpy((void *)*p, (void *)from, r->size);
-    return OK;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    return fd >= 0 && (*p = map(0, h.size, fd, 0)) ? OK : INVALID;
 }
 R cuIpcCloseMemHandle(P p) { ENTER; return gone(p, "an import closed while a kernel runs"); }
 
 struct prop { int kind, handles, location[2]; void *w; unsigned char flags[8]; };
 R cuMemGetAllocationGranularity(size_t *g, const struct prop *p, int option) { ENTER; (void)option; *g = 2 << 20; return p->kind == 1 ? OK : INVALID; }
+/* A handle is a descriptor, one up: 0 is none. */
 R cuMemCreate(P *h, size_t size, const struct prop *p, uint64_t flags) {
     ENTER;
     if (size % (2 << 20) || p->kind != 1 || p->handles != 1 || p->location[0] != 1 || flags) return INVALID;
-    *h = (P)malloc(8);
+    *h = memory(size) + 1;
     return OK;
 }
-R cuMemRelease(P h) { ENTER; free((void *)h); return OK; }
-R cuMemAddressReserve(P *p, size_t size, size_t align, P addr, uint64_t flags) { ENTER; (void)addr; (void)flags; *p = (P)aligned_alloc(align, size); return OK; }
-R cuMemAddressFree(P p, size_t size) { ENTER; (void)size; free((void *)p); return OK; }
-R cuMemMap(P p, size_t size, size_t offset, P h, uint64_t flags) { ENTER; (void)offset; (void)h; (void)flags; add(p, size, 2); n.maps++; return OK; }
+R cuMemRetainAllocationHandle(P *h, void *at) {
+    ENTER;
+    struct range *r = find((P)at);
+    if (!r || !r->vmm) return INVALID;
+    *h = dup(r->fd) + 1;
+    return OK;
+}
+R cuMemRelease(P h) { ENTER; return close((int)h - 1) ? INVALID : OK; }
+R cuMemAddressReserve(P *p, size_t size, size_t align, P addr, uint64_t flags) {
+    ENTER;
+    (void)addr; (void)flags;
+    P at = (P)mmap(0, size + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *p = (at + align - 1) & ~(P)(align - 1);
+    return OK;
+}
+R cuMemAddressFree(P p, size_t size) { ENTER; return munmap((void *)p, size) ? INVALID : OK; }
+R cuMemMap(P p, size_t size, size_t offset, P h, uint64_t flags) {
+    ENTER;
+    (void)flags;
+    struct stat st;
+    if (offset || fstat((int)h - 1, &st) || size > (size_t)st.st_size) return INVALID;
+    n.maps++;
+    return map(p, size, dup((int)h - 1), 1) ? OK : INVALID;
+}
 #ifndef WITHOUT_UNMAP
-R cuMemUnmap(P p, size_t size) { ENTER; (void)size; n.maps--; return gone(p, "memory unmapped while a kernel runs"); }
+R cuMemUnmap(P p, size_t size) {
+    ENTER;
+    struct range *r = find(p);
+    if (r && r->fd >= 0) close(r->fd);
+    mmap((void *)p, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    n.maps--;
+    return gone(p, "memory unmapped while a kernel runs");
+}
 #endif
 R cuMemSetAccess(P p, size_t size, const int *desc, size_t count) {
     ENTER;
     (void)size;
     return find(p) && count == 1 && desc[0] == 1 && desc[2] == 3 ? OK : INVALID;
 }
-R cuMemExportToShareableHandle(void *out, P h, int type, uint64_t flags) { ENTER; (void)h; (void)flags; *(int *)out = dup(0); return type == 1 ? OK : INVALID; }
-R cuMemImportFromShareableHandle(P *h, void *fd, int type) { ENTER; *h = (P)malloc(8); return type == 1 && (intptr_t)fd > 2 ? OK : INVALID; }
+R cuMemExportToShareableHandle(void *out, P h, int type, uint64_t flags) { ENTER; (void)flags; *(int *)out = dup((int)h - 1); return type == 1 ? OK : INVALID; }
+R cuMemImportFromShareableHandle(P *h, void *fd, int type) { ENTER; *h = dup((int)(intptr_t)fd) + 1; return type == 1 && *h ? OK : INVALID; }

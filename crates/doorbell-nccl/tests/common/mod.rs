@@ -6,6 +6,7 @@
 )]
 
 pub mod gin;
+pub mod jobs;
 pub mod scenes;
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -173,6 +174,8 @@ pub struct Pages {
     at: *mut u8,
     len: usize,
     _fd: Option<OwnedFd>,
+    /// Unmapped with it.
+    owned: bool,
 }
 
 /// A sealed memfd.
@@ -216,6 +219,17 @@ impl Pages {
             at: at.cast(),
             len,
             _fd: None,
+            owned: true,
+        }
+    }
+
+    /// Memory of somebody who keeps it.
+    pub fn foreign(at: u64, len: usize) -> Self {
+        Self {
+            at: at as *mut u8,
+            len,
+            _fd: None,
+            owned: false,
         }
     }
 
@@ -260,6 +274,7 @@ impl Pages {
             at: at.cast(),
             len,
             _fd: Some(fd),
+            owned: true,
         }
     }
 
@@ -294,8 +309,10 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`.
-        unsafe { libc::munmap(self.at.cast(), self.len) };
+        if self.owned {
+            // SAFETY: mapped by one of the functions above.
+            unsafe { libc::munmap(self.at.cast(), self.len) };
+        }
     }
 }
 
@@ -525,13 +542,15 @@ pub fn config(signals: i32, counters: i32, contexts: i32, depth: i32) -> GinConf
     }
 }
 
-/// The host GPU, whatever this machine has; before any thread of the test calls the plug-in.
+/// The host GPU, whatever this machine has, unless the test says otherwise; before any thread of the test calls the plug-in.
 pub fn on_the_host() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
         // SAFETY: once, before the plug-in was loaded; nobody else of the test program reads the environment meanwhile.
         unsafe {
-            std::env::set_var("DOORBELL_GPU", "host");
+            if std::env::var_os("DOORBELL_GPU").is_none() {
+                std::env::set_var("DOORBELL_GPU", "host");
+            }
             std::env::set_var("DOORBELL_NCCL_ADDR", "127.0.0.1");
             if std::env::var_os("DOORBELL_NCCL_TIMEOUT").is_none() {
                 std::env::set_var("DOORBELL_NCCL_TIMEOUT", "60");

@@ -1,7 +1,17 @@
 //! Scenes that ranks play whether they are threads or processes.
 
-use super::gin::{Signal, With};
-use super::{LONG, Pages, Rank, config};
+use std::sync::Arc;
+
+use super::gin::{Signal, With, wait};
+use super::{Gather, LONG, Pages, Rank, config};
+
+/// A rank from its beginning to its end.
+pub fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
+    let one = Rank::connect(rank, gather);
+    body(&one);
+    one.gather.barrier(rank);
+    one.close();
+}
 
 /// A pattern that says from whom, to whom and where.
 pub fn pattern(from: usize, to: usize, len: usize) -> Vec<u8> {
@@ -53,4 +63,31 @@ pub fn all_to_all(rank: &Rank, pages: impl Fn(usize) -> Pages, len: usize) {
     context.destroy();
     rank.deregister(t);
     rank.deregister(s);
+}
+
+/// Data, then a flag, without a signal between them, in a window that asks for that order.
+pub fn strict(rank: &Rank, pages: impl Fn(usize) -> Pages, rounds: u64) {
+    let pages = pages(1 << 16);
+    let (window, win) = rank.register(&pages, 1);
+    let context = rank.create(config(1, 0, 1, 0));
+    let gin = context.gin(0);
+    let peer = (rank.rank + 1) % rank.ranks;
+    for round in 1..=rounds {
+        pages.write(0, &[round as u8; 1024]);
+        pages.write(1024, &round.to_ne_bytes());
+        // Rung together, so that they are carried out together where that is possible.
+        let later = With {
+            opts: super::gin::AGGREGATE,
+            ..With::default()
+        };
+        gin.put(peer, (win, 8192), (win, 0), 1024, later);
+        gin.put(peer, (win, 16384), (win, 1024), 8, With::default());
+        wait(|| pages.word(16384), round, LONG, "the flag");
+        assert!(pages.read(8192, 1024) == [round as u8; 1024], "the data");
+        gin.flush_all(LONG).expect("complete");
+        rank.gather.barrier(rank.rank);
+    }
+    assert!(!context.has_error());
+    context.destroy();
+    rank.deregister(window);
 }

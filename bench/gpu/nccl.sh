@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# NCCL's device interface over Doorbell, on a machine with one NVIDIA GPU or more and no NIC:
+#
+#     bench/gpu/nccl.sh NCCL [DIST] [OUT]      NCCL: sources of NCCL 2.30.7 or later (a folder or a .tar.gz), or a folder with its
+#                                              include/ and lib/; DIST: what `cargo xtask dist` made; OUT: where logs go
+#
+# Builds NCCL for this GPU alone if it got sources (a minute or two on 16 cores), then the program bench/gpu/nccl/gin.cu, and runs that:
+# one rank by itself, two ranks on one GPU, and a rank a GPU where there are several. Each run has a time limit. The exit status
+# is 1 if a check failed. RUNS names the runs (default: all); JOBS the compilers at a time.
+set -uo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+SOURCE=${1:?the sources of NCCL, or a folder with its include and lib}
+DIST=$(realpath "${2:-target/dist}")
+OUT=${3:-${OUT:-out}}
+mkdir -p "$OUT"
+OUT=$(realpath "$OUT")
+RUNS=${RUNS:-self two handlers signals gpus}
+JOBS=${JOBS:-$(nproc)}
+LIMIT=${LIMIT:-120}
+PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
+[ -s "$PLUGIN" ] || { echo "no $PLUGIN: run cargo xtask dist"; exit 2; }
+NVCC=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+CUDA=$(dirname "$(dirname "$(realpath "$NVCC")")")
+SM=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
+failed=0
+
+if [ -d "$SOURCE/lib" ] && [ -d "$SOURCE/include" ]; then
+    NCCL=$(realpath "$SOURCE")
+else
+    # The build folder outlives this call where the machine keeps target/.
+    WORK=${WORK:-$PWD/target/nccl}
+    mkdir -p "$WORK"
+    if [ -f "$SOURCE" ]; then tar -xzf "$SOURCE" -C "$WORK"; else cp -a "$SOURCE/." "$WORK/"; fi
+    NCCL=$WORK/build
+    if [ ! -e "$NCCL/lib/libnccl.so.2" ]; then
+        begin=$SECONDS
+        # Only what a communicator needs to start: the checks use kernels of their own.
+        make -C "$WORK" -j"$JOBS" src.build CUDA_HOME="$CUDA" NVCC_GENCODE="-gencode=arch=compute_$SM,code=sm_$SM" ONLY_FUNCS=SendRecv \
+            >"$OUT/nccl-build.txt" 2>&1 || { tail -30 "$OUT/nccl-build.txt"; echo "NCCL does not build"; exit 2; }
+        echo "NCCL built in $((SECONDS - begin)) s with $JOBS jobs"
+    fi
+fi
+LIB=$NCCL/lib
+
+"$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$NCCL/include" -o "$OUT/gin" "$HERE/nccl/gin.cu" "-L$LIB" -lnccl -lpthread || exit 2
+rm -f "$OUT/nccl-results.txt"
+
+# run NAME RANKS [VARIABLE=VALUE...]
+run() {
+    local name=$1 ranks=$2 status
+    shift 2
+    printf '\n== %s: %s rank(s) %s\n' "$name" "$ranks" "$*" | tee -a "$OUT/nccl-results.txt"
+    env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
+        NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
+        NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.log" "$@" \
+        timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" 2>&1 | tee -a "$OUT/nccl-results.txt"
+    status=${PIPESTATUS[0]}
+    grep -hE 'Assigned plugin|GIN/Doorbell' "$OUT/nccl-$name.log" 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
+    if [ "$status" -ne 0 ]; then
+        failed=1
+        echo "FAILED with $status: $name" | tee -a "$OUT/nccl-results.txt"
+        grep -hE 'WARN|Doorbell' "$OUT/nccl-$name.log" | tail -20
+    fi
+}
+
+for one in $RUNS; do
+    case $one in
+        self) run self 1 ;;
+        two) run two 2 ;;
+        handlers) run two-record 2 DOORBELL_HANDLER=record ;;
+        signals) run two-gpu-signals 2 DOORBELL_NCCL_SIGNALS=gpu ;;
+        gpus)
+            gpus=$(nvidia-smi -L | wc -l)
+            [ "$gpus" -lt 2 ] || run gpus "$gpus" ;;
+        *) echo "no run is called $one"; exit 2 ;;
+    esac
+done
+exit $failed
