@@ -12,6 +12,12 @@ use crate::cargo::{Metadata, cargo, output, run as run_command};
 /// The C library of a portable build: that of RHEL 8 and Debian 10, and the one that manylinux_2_28 names.
 pub(crate) const GLIBC: (u32, u32) = (2, 28);
 
+/// What is shipped has names for a backtrace, and no line tables: they are most of its size.
+pub(crate) const SHIPPED_PROFILE: [(&str, &str); 2] = [
+    ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+    ("CARGO_PROFILE_RELEASE_STRIP", "debuginfo"),
+];
+
 /// One way to build.
 pub(crate) enum Builder {
     /// The machine's own linker and C library.
@@ -66,6 +72,9 @@ impl Builder {
                 metadata.target_dir.join(triple).join("release")
             }
         };
+        if let Self::Portable { .. } = self {
+            build.envs(SHIPPED_PROFILE);
+        }
         build.args(["--release", "--locked"]);
         for package in packages {
             build.args(["--package", package]);

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::builder::GLIBC;
+use crate::builder::{GLIBC, SHIPPED_PROFILE};
 use crate::cargo::{output, run as run_command};
 use crate::dist;
 
@@ -51,6 +51,8 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     run_command(
         Command::new("maturin")
             .current_dir(root.join("python"))
+            // As for the archive, or everything is built twice.
+            .envs(SHIPPED_PROFILE)
             .args([
                 "build",
                 "--release",

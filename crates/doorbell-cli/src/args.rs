@@ -37,29 +37,29 @@ pub(crate) enum Command {
     Doctor(crate::doctor::DoctorArgs),
     /// Measure, and check, what GPU threads can post and the HCA can do
     Perf(Box<PerfArgs>),
-    /// Print where a piece of this installation is, for a variable or a compiler
-    Path(PathArgs),
-    /// Print the completion script of a shell
-    Completions(CompletionsArgs),
-    /// Print the man page, or write all of them into a folder
-    Man(ManArgs),
-    /// The second process of `perf --link shm` and `--link roce`
-    #[command(hide = true)]
-    Peer(PeerArgs),
-    /// Be the far side of `perf --link roce --connect` from other hosts
-    Serve(ServeArgs),
-    /// Be the peer of `ibv_rc_pingpong` or `ibv_uc_pingpong`, over RoCE
-    Pingpong(PingpongArgs),
+    /// Measure everything once over, into results.json and a report to look at
+    Sweep(Box<SweepArgs>),
+    /// Say what changed between two sweeps beyond noise
+    Compare(CompareArgs),
     /// Run one operation and show every byte of it, then the same with a mistake
     Explain(ExplainArgs),
     /// Show the queue pairs of a running process, and what a stuck one waits for
     Dump(DumpArgs),
     /// Watch what the queue pairs of running processes do, or serve it to Prometheus
     Stat(StatArgs),
-    /// Measure everything once over, into results.json and a report to look at
-    Sweep(Box<SweepArgs>),
-    /// Say what changed between two sweeps beyond noise
-    Compare(CompareArgs),
+    /// Be the far side of `perf --link roce --connect` from other hosts
+    Serve(ServeArgs),
+    /// Be the peer of `ibv_rc_pingpong` or `ibv_uc_pingpong`, over RoCE
+    Pingpong(PingpongArgs),
+    /// The second process of `perf --link shm` and `--link roce`
+    #[command(hide = true)]
+    Peer(PeerArgs),
+    /// Print where a piece of this installation is, for a variable or a compiler
+    Path(PathArgs),
+    /// Print the completion script of a shell
+    Completions(CompletionsArgs),
+    /// Print the man page, or write all of them into a folder
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]
@@ -555,6 +555,26 @@ mod tests {
     #[test]
     fn the_model_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Those lines are printed as they stand, and a terminal has 80 columns.
+    #[test]
+    fn examples_fit_a_terminal() {
+        fn all(command: &clap::Command, wide: &mut Vec<String>) {
+            let text = command.get_after_help().map(ToString::to_string);
+            let lines = text.as_deref().unwrap_or_default().lines();
+            wide.extend(
+                lines
+                    .filter(|l| l.chars().count() > 79)
+                    .map(|l| format!("{}: {l}", command.get_name())),
+            );
+            for sub in command.get_subcommands() {
+                all(sub, wide);
+            }
+        }
+        let mut wide = Vec::new();
+        all(&Cli::command(), &mut wide);
+        assert!(wide.is_empty(), "{wide:#?}");
     }
 
     #[test]

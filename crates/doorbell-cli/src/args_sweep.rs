@@ -52,7 +52,7 @@ pub(crate) struct SweepArgs {
 
 const SWEEP: &str = "\
 Examples:
-  doorbell sweep --quick                  less than a minute, everything in small
+  doorbell sweep --quick                  everything in small: within a minute
   doorbell sweep --out before             some ten minutes
   doorbell sweep --only sizes --links roce --connect HOST
   doorbell sweep --redraw before/results.json --out before
@@ -119,8 +119,8 @@ pub(crate) struct CompareArgs {
 const COMPARE: &str = "\
 Examples:
   doorbell compare before/results.json after/results.json
-  doorbell compare a.json b.json --json | jq '.figures[] | select(.verdict == \"worse\")'
-  doorbell perf put-bw --size 8,8,8 --json a.json     three measurements of one case
+  doorbell compare a.json b.json --json | jq '.figures[] | select(.ratio < 0.9)'
+  doorbell perf put-bw --size 8,8,8 --json a.json    measures one case thrice
 
 A change counts when the repetitions of both sides do not overlap and their
 medians are further apart than three times the noise of both (docs/sweep.md).

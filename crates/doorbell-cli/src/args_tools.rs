@@ -40,7 +40,7 @@ pub(crate) struct DumpArgs {
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "\
 Examples:
-  doorbell stat                       every process of this user, a line a second
+  doorbell stat                every process of this user, a line a second
   doorbell stat 4242 --count 10
   doorbell stat --prometheus 127.0.0.1:9477
 SIGINT ends it.")]

@@ -75,7 +75,7 @@ struct Change {
 /// Compares, prints, and ends with the verdict.
 pub(crate) fn run(args: &CompareArgs) -> Result<Ended> {
     let status = compare(args).unwrap_or_else(|error| {
-        eprintln!("doorbell: {}", crate::words(&error));
+        crate::complain(&format!("doorbell: {}", crate::words(&error)));
         COULD_NOT
     });
     Ok(Ended::Verdict(status))

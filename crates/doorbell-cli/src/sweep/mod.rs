@@ -17,7 +17,7 @@ mod show;
 #[cfg(test)]
 pub(crate) mod fixture;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     if let Some(file) = &args.redraw {
         let results = files::read(file)?;
         let written = files::write(&folder, &results, &html::page(&results))?;
-        println!("report: {}", written.report.display());
+        say(&format!("report: {}", written.report.display()))?;
         return Ok(Ended::Well);
     }
     if let Some(launched) = doorbell::Launched::detect(None)? {
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     files::prepare(&folder)?;
     let stop = on_signals()?;
     let mut sweep = run::Sweep::new(args, stop)?;
-    println!("{}", screen::heading(sweep.results()));
+    say(&screen::heading(sweep.results()))?;
     let ended =
         sweep.all(&mut |results| files::write(&folder, results, &html::page(results)).map(drop))?;
     let results = sweep.results();
@@ -62,19 +62,32 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     }
     let written = files::write(&folder, results, &html::page(results))?;
     let styled = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    print!("{}", screen::summary(results, styled));
-    println!("\nresults: {}", written.results.display());
-    println!("report:  {}", written.report.display());
+    say(&format!(
+        "{}\nresults: {}\nreport:  {}",
+        screen::summary(results, styled),
+        written.results.display(),
+        written.report.display()
+    ))?;
     let errors: u64 = results.points.iter().map(results::Point::errors).sum();
     Ok(match ended {
         run::End::Interrupted => Ended::Verdict(INTERRUPTED),
         _ if errors > 0 => Ended::CheckFailed,
         run::End::Failed => {
-            eprintln!("doorbell: not everything could be measured: see above");
+            crate::complain("doorbell: not everything could be measured: see above");
             Ended::Verdict(1)
         }
         run::End::Done | run::End::OutOfTime => Ended::Well,
     })
+}
+
+/// Lines on standard output. Who has closed it has not closed the files: the sweep goes on.
+fn say(lines: &str) -> Result<()> {
+    match writeln!(std::io::stdout(), "{lines}") {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(e).context("writing to standard output")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A word that is true once a signal came; a second one ends the process at once.

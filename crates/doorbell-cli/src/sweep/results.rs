@@ -126,6 +126,14 @@ pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
     })
 }
 
+impl Results {
+    /// In the middle of all rates and medians: half of the range over the repetitions, as a share.
+    pub(crate) fn usual_noise(&self) -> Option<f64> {
+        let of = |p: &Point| Some(p.messages_per_s.or(p.p50_ns)?.relative());
+        Spread::of(self.points.iter().filter_map(of)).map(|s| s.median)
+    }
+}
+
 impl Point {
     /// The figures that follow from the repetitions.
     pub(crate) fn summarise(&mut self) {

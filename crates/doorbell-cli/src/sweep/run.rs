@@ -23,6 +23,9 @@ use crate::schema::Environment;
 /// What a quick sweep may take, with time to write its report.
 const MINUTE: Duration = Duration::from_secs(54);
 
+/// Half of the figures scatter by more than this share: a machine with other work.
+const NOISY: f64 = 0.2;
+
 /// How a sweep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -166,6 +169,12 @@ impl<'a> Sweep<'a> {
             ),
             None => {}
         }
+        if let Some(noise) = self.results.usual_noise().filter(|n| *n > NOISY) {
+            self.remark(&format!(
+                "Noisy: half of the figures differ by more than ±{:.0} % between repetitions, so something else used this machine too.",
+                100.0 * noise
+            ));
+        }
         self.results.complete = end.is_none() && !self.failed;
         Ok(end.unwrap_or(match self.failed {
             true => End::Failed,
@@ -249,7 +258,7 @@ impl<'a> Sweep<'a> {
         self.failed = true;
         let series = &self.plan[at].series;
         let text = format!("{}: {}", series.command(), crate::words(error));
-        eprintln!("doorbell: {text}");
+        crate::complain(&format!("doorbell: {text}"));
         match &self.plan[at].cases {
             // It went well before: what was measured stays, and says that there is less of it.
             Some(_) => self.remark(&format!("Pass {}: {text}", pass + 1)),

@@ -144,7 +144,15 @@ fn block(
 
 fn ending(row: String, noise: f64, columns: usize) -> String {
     let wide = 2 + NAME + 8 * columns;
-    format!("{row:wide$} {:>5}", format!("±{:.0}%", 100.0 * noise))
+    format!("{row:wide$} {:>5}", plus_minus(noise))
+}
+
+/// `±3%`; beyond all measure, that it is.
+fn plus_minus(share: f64) -> String {
+    match 100.0 * share {
+        p if p < 99.5 => format!("±{p:.0}%"),
+        _ => ">±99%".to_owned(),
+    }
 }
 
 /// At most `most` of them, evenly, with both ends.
@@ -188,7 +196,7 @@ fn latency(out: &mut String, results: &Results, styled: bool) {
             let _ = write!(row, "{word:>9}");
         }
         let noise = point.p50_ns.map_or(0.0, |s| s.relative());
-        let _ = writeln!(out, "{row} {:>5}", format!("±{:.0}%", 100.0 * noise));
+        let _ = writeln!(out, "{row} {:>5}", plus_minus(noise));
     }
 }
 

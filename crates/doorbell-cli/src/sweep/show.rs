@@ -53,12 +53,12 @@ impl Show {
     /// Without a bar: what is behind us.
     fn line(&self) {
         if let (None, Some((pass, what))) = (&self.bar, self.at) {
-            eprintln!(
+            crate::complain(&format!(
                 "pass {} of {}: {what}, {:.1} s",
                 pass + 1,
                 self.passes,
                 self.since.elapsed().as_secs_f64()
-            );
+            ));
         }
     }
 
@@ -87,8 +87,8 @@ impl Show {
     /// A line above the bar.
     pub(super) fn say(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            Some(bar) => bar.suspend(|| crate::complain(text)),
+            None => crate::complain(text),
         }
     }
 }

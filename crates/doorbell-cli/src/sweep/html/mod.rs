@@ -40,6 +40,7 @@ pub(super) fn page(results: &Results) -> String {
 fn plus_minus(share: f64) -> String {
     match 100.0 * share {
         p if p < 0.95 => format!("±{p:.1} %"),
+        p if p >= 99.5 => "± more than 99 %".to_owned(),
         p => format!("±{p:.0} %"),
     }
 }
