@@ -12,6 +12,8 @@ fn every_test_with_a_second_process() {
         "put-lat",
         "get-lat",
         "signal-lat",
+        "send-lat",
+        "send-bw",
     ] {
         let out = succeed(&[
             "perf",

@@ -60,11 +60,47 @@ pub trait RemoteQp: Send + Sync + fmt::Debug {
     /// `position` (the WQE's 64-bit slot number) tells a repeated call from a new one.
     fn deliver_imm(&self, position: u64, imm: u32, bytes: u32) -> Delivery;
 
-    /// The other direction: a WRITE with immediate of the peer, whose data is in place, waits for a receive of the local QP. The same
-    /// answer until [`RemoteQp::reply`]. Asked once a round while the local QP has a receive queue; one load unless there is mail.
+    /// Does the target have a receive queue? Without one, nothing that needs a receive is ever delivered.
+    fn receives(&self) -> bool {
+        true
+    }
+
+    /// Is there room to hand over a part of a SEND?
+    ///
+    /// # Errors
+    /// [`Fault::PeerDead`] when the target is gone, [`Fault::Unsupported`] where messages are not carried.
+    fn has_room(&self) -> Result<bool, Fault> {
+        Err(Fault::Unsupported)
+    }
+
+    /// Hands over the next part of a SEND, at most [`PART`] bytes; parts are answered one by one, in order. `false`: there is no room.
+    fn send_part(&self, _part: &Part, _bytes: &[u8]) -> bool {
+        false
+    }
+
+    /// The next answer to a part, if it is there.
+    fn answer(&self) -> Option<Result<(), Fault>> {
+        None
+    }
+
+    /// Does the oldest part without an answer wait for a receive?
+    fn waits_for_receive(&self) -> bool {
+        false
+    }
+
+    /// The other direction: the peer's next request that has not been [taken](RemoteQp::accept). The same answer until then. Asked once a
+    /// round while the local QP has a receive queue; one load unless there is mail.
     fn incoming(&self) -> Option<Incoming>;
 
-    /// The incoming request was carried out, or refused.
+    /// Copies out the bytes of the part that [`RemoteQp::incoming`] shows. `false`: the peer's QP is not what it was, and neither may they be.
+    fn part_bytes(&self, _out: &mut [u8]) -> bool {
+        false
+    }
+
+    /// Takes the request that [`RemoteQp::incoming`] shows; it is to be answered.
+    fn accept(&self);
+
+    /// The oldest request that was taken was carried out, or refused.
     fn reply(&self, outcome: Result<(), Fault>);
 
     /// No receive is posted for the incoming request: the peer sees [`Delivery::NoReceive`] until there is one.
@@ -74,13 +110,41 @@ pub trait RemoteQp: Send + Sync + fmt::Debug {
     fn detach(&self);
 }
 
-/// A peer's WRITE with immediate that needs a receive here.
+/// Bytes of a part of a SEND, at most.
+pub const PART: usize = crate::shm::CHUNK;
+
+/// A part of a SEND. Parts of one message follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Incoming {
-    /// The immediate.
-    pub imm: u32,
-    /// Bytes that were written.
-    pub bytes: u32,
+pub struct Part {
+    /// Bytes of the message.
+    pub total: u32,
+    /// Where the part is in it.
+    pub offset: u32,
+    /// Bytes of the part.
+    pub len: u32,
+    /// The message's immediate.
+    pub imm: Option<u32>,
+}
+
+impl Part {
+    /// Does the message end with it?
+    pub fn ends(&self) -> bool {
+        self.offset.checked_add(self.len) == Some(self.total)
+    }
+}
+
+/// What a peer asks for that needs a receive here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// The end of a WRITE with immediate, whose data is in place.
+    Immediate {
+        /// The immediate.
+        imm: u32,
+        /// Bytes that were written.
+        bytes: u32,
+    },
+    /// A part of a SEND.
+    Message(Part),
 }
 
 /// What became of an immediate.

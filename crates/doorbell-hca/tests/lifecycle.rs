@@ -290,6 +290,7 @@ impl RemoteQp for Peer {
     fn incoming(&self) -> Option<Incoming> {
         None
     }
+    fn accept(&self) {}
     fn reply(&self, _outcome: Result<(), Fault>) {}
     fn no_receive(&self) {}
     fn detach(&self) {

@@ -86,6 +86,7 @@ fn use_it(a: &Side, b: &Side, at_a: Peer, at_b: Peer) {
                 qpn,
                 pd: side.rig.pd,
                 peer_qpn,
+                receives: true,
             },
         )
         .unwrap();

@@ -361,9 +361,6 @@ fn sense(args: &PerfArgs, initiator: Initiator, size: u64) -> Result<()> {
                 bail!("forward sends 32 bytes and a flag: leave --size out");
             }
         }
-        Test::SendBw | Test::SendLat if args.link.kind == Link::Shm => {
-            bail!("{name} goes over loopback and roce: SEND over shared memory is not there yet");
-        }
         Test::SendBw => {
             if args.blocks.0 != [1] || args.threads.is_some_and(|t| t != 1) {
                 bail!("{name} has one sender and one receiver: leave --blocks and --threads at 1");

@@ -286,7 +286,7 @@ impl EngineQp {
     }
 
     pub(super) fn wait_for_copies(&mut self) -> bool {
-        if self.cold.copies.is_empty() {
+        if !self.is_under_way() {
             return false;
         }
         self.park = Some(Park::Copies);
@@ -416,6 +416,7 @@ impl EngineQp {
             Target::None => return Err(Fault::NotConnected),
             // Messages carry their immediates themselves.
             Target::Roce(_) | Target::Verbs(_) => return Err(Fault::Unsupported),
+            Target::Peer(peer) if !peer.receives() => Delivery::Failed(Fault::NoReceive),
             Target::Peer(peer) => peer.deliver_imm(at, imm, byte_cnt),
             Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
                 None => Delivery::Failed(Fault::NoReceive),

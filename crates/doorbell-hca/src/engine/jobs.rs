@@ -9,10 +9,11 @@ use doorbell_wire::{Ctrl, Opcode, Payload, Piece as WqePiece, Remote, Width};
 use super::Cx;
 use super::exec::Step;
 use super::keys::Use;
-use super::lane;
 use super::qp::EngineQp;
-use crate::dma::{Job, Piece, Pieces, Source, Work};
+use super::{LANES, lane};
+use crate::dma::{self, DmaCore, Job, Piece, Pieces, Source, Work};
 use crate::fault::Fault;
+use crate::hca::Inner;
 use crate::mem::Place;
 
 /// WQEs of one QP under way at most: enough for several full batches of the copy engine.
@@ -219,7 +220,8 @@ impl EngineQp {
 
     fn may_issue(&self, ctrl: Ctrl) -> bool {
         let copies = &self.cold.copies;
-        !copies.is_full() && (copies.is_empty() || !ctrl.fenced())
+        // Messages complete before what a copy engine does behind them.
+        !copies.is_full() && (copies.is_empty() || !ctrl.fenced()) && self.cold.flight.is_empty()
     }
 
     fn start(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, work: Work, byte_cnt: u32, imm: Option<u32>) {
@@ -243,5 +245,65 @@ impl EngineQp {
             result: None,
             waiting: None,
         });
+    }
+
+    /// Copies under way are not reported any more; their WQEs count as not executed.
+    pub(super) fn drop_copies(&mut self, dma: &mut DmaCore, slot: u32) {
+        if let Some(oldest) = self.cold.copies.oldest() {
+            dma.cancel(lane(slot, 0));
+            self.cold.copies.clear();
+            self.exec = oldest;
+        }
+        if let Some(oldest) = self.cold.flight.oldest() {
+            self.cold.flight.clear();
+            self.exec = oldest;
+        }
+        self.unstage(dma, slot);
+    }
+}
+
+impl super::Core {
+    /// Moves the copy pipeline on and hands out what ended; the QPs write their CQEs in their turns.
+    #[cold]
+    pub(super) fn collect_copies(&mut self, inner: &Inner) -> u64 {
+        let Self {
+            qps,
+            dma,
+            acknowledger,
+            ..
+        } = self;
+        let mut ended = 0;
+        let mut unused = Vec::new();
+        dma.poll(Instant::now(), |event| match event {
+            dma::Event::Retired { hold } => acknowledger.retired(hold),
+            dma::Event::Completed {
+                qp,
+                cookie,
+                result,
+                old,
+                buffer,
+            } => {
+                let (slot, lane) = ((qp / LANES) as usize, qp % LANES);
+                let Some(qp) = qps.get_mut(slot).and_then(|q| q.as_deref_mut()) else {
+                    unused.extend(buffer);
+                    return;
+                };
+                ended += 1;
+                if let Err(reason) = &result {
+                    let (qpn, reason) = (qp.qpn(), reason.to_string());
+                    inner.events.push(crate::Event::CopyFailed { qpn, reason });
+                }
+                if lane != 0 {
+                    unused.extend(qp.staged_ended(lane, cookie, &result, old, buffer));
+                } else {
+                    let result = result.map_err(|_| Fault::DmaFailed);
+                    qp.cold.copies.finished(cookie, result);
+                }
+            }
+        });
+        for buffer in unused {
+            dma.release(buffer);
+        }
+        ended
     }
 }

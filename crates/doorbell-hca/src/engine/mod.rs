@@ -12,6 +12,7 @@ mod exec;
 mod hot;
 mod jobs;
 mod keys;
+mod mail;
 mod qp;
 pub(crate) mod recv;
 mod roce;
@@ -38,7 +39,7 @@ use qp::{Park, Rung, Target};
 use scan::Lines;
 use script::Says;
 
-use crate::dma::{self, DmaConfig, DmaCore};
+use crate::dma::{DmaConfig, DmaCore};
 use crate::error::Result;
 use crate::fault::Fault;
 use crate::hca::Inner;
@@ -62,8 +63,9 @@ const SWEEP_BUSY: (usize, u64) = (8, 8);
 /// One QP is looked at for the flight record every so many rounds.
 const WATCH: u64 = 1024;
 
-/// Copies of one QP that have to keep an order go in one lane of the copy pipeline. Over RoCE a QP has two lanes, else one.
-const LANES: u32 = 2;
+/// Copies of one QP that have to keep an order go in one lane of the copy pipeline: those of its WQEs in lane 0, and two more for what goes
+/// through buffers (`roce::staged`).
+const LANES: u32 = 3;
 
 /// The pipeline's number for a lane of the QP in `slot`.
 fn lane(slot: u32, lane: u32) -> u32 {
@@ -217,50 +219,6 @@ impl Core {
             slot.counters.turns.add(turns);
         }
         turns != 0 || !self.found.is_empty()
-    }
-
-    /// Moves the copy pipeline on and hands out what ended; the QPs write their CQEs in their turns.
-    #[cold]
-    fn collect_copies(&mut self, inner: &Inner) -> u64 {
-        let Self {
-            qps,
-            dma,
-            acknowledger,
-            ..
-        } = self;
-        let mut ended = 0;
-        let mut unused = Vec::new();
-        dma.poll(Instant::now(), |event| match event {
-            dma::Event::Retired { hold } => acknowledger.retired(hold),
-            dma::Event::Completed {
-                qp,
-                cookie,
-                result,
-                old,
-                buffer,
-            } => {
-                let (slot, lane) = ((qp / LANES) as usize, qp % LANES);
-                let Some(qp) = qps.get_mut(slot).and_then(|q| q.as_deref_mut()) else {
-                    unused.extend(buffer);
-                    return;
-                };
-                ended += 1;
-                if let Err(reason) = &result {
-                    let (qpn, reason) = (qp.qpn(), reason.to_string());
-                    inner.events.push(crate::Event::CopyFailed { qpn, reason });
-                }
-                if matches!(qp.cold.target, Target::Roce(_)) {
-                    unused.extend(qp.staged_ended(lane, cookie, &result, old, buffer));
-                } else {
-                    let result = result.map_err(|_| Fault::DmaFailed);
-                    qp.cold.copies.finished(cookie, result);
-                }
-            }
-        });
-        for buffer in unused {
-            dma.release(buffer);
-        }
-        ended
     }
 
     /// Puts rung QPs that are not in use into the list.
@@ -479,6 +437,16 @@ impl EngineQp {
             }
         }
         let mut progress = false;
+        if self.has_mail() {
+            match self.forward(cx) {
+                Step::Done => progress = true,
+                Step::Parked => {}
+                Step::Failed(fault, ctrl) => {
+                    self.fail(cx.inner, fault, ctrl);
+                    return true;
+                }
+            }
+        }
         if !self.cold.copies.is_empty() {
             match self.drain(cx) {
                 Step::Done => progress = true,
@@ -539,7 +507,7 @@ impl EngineQp {
         loop {
             // SAFETY: attached, `end <= pi`, keys checked in `check_target`.
             unsafe {
-                if self.cold.copies.is_empty() && self.park.is_none() && !singly {
+                if !self.is_under_way() && self.park.is_none() && !singly {
                     if self.per_slot() {
                         self.hot::<true>(end)
                     } else {
@@ -578,6 +546,7 @@ impl EngineQp {
         }
         self.publish();
         if let Some((fault, ctrl)) = failed {
+            self.unstage(cx.dma, cx.slot);
             self.fail(cx.inner, fault, ctrl);
             return true;
         }
@@ -647,20 +616,6 @@ impl EngineQp {
         } else {
             Err(Fault::PeerDead)
         }
-    }
-
-    /// Copies under way are not reported any more; their WQEs count as not executed.
-    fn drop_copies(&mut self, dma: &mut DmaCore, slot: u32) {
-        if let Some(oldest) = self.cold.copies.oldest() {
-            dma.cancel(lane(slot, 0));
-            self.cold.copies.clear();
-            self.exec = oldest;
-        }
-        if let Some(oldest) = self.cold.flight.oldest() {
-            self.cold.flight.clear();
-            self.exec = oldest;
-        }
-        self.unstage(dma, slot);
     }
 
     /// After a panic: error CQEs for whatever was rung, so that pollers of the CQ end too.

@@ -119,6 +119,8 @@ pub(super) struct ColdQp {
     /// The queue pair of an RDMA device that waits for the peer's description.
     pub(super) prepared: Option<Box<super::verbs::Link>>,
     pub(super) script: Option<Box<super::script::QpScript>>,
+    /// Messages to and from another process.
+    pub(super) mail: Option<Box<super::mail::Mail>>,
     /// Copies of a connection's memory, if a copy engine has some to make.
     pub(super) staged: Option<Box<super::roce::Staged>>,
 }
@@ -200,6 +202,7 @@ impl EngineQp {
                 flight: super::roce::Flight::default(),
                 prepared: None,
                 script: None,
+                mail: None,
                 staged: None,
             }),
         };
@@ -348,7 +351,13 @@ impl EngineQp {
     /// Something rung and not executed, or copies under way?
     #[inline(always)]
     pub(super) fn has_work(&self) -> bool {
-        self.exec != self.pi || !self.cold.copies.is_empty()
+        self.exec != self.pi || !self.cold.copies.is_empty() || self.has_mail()
+    }
+
+    /// Are messages to another process under way?
+    #[inline(always)]
+    pub(super) fn has_mail(&self) -> bool {
+        !self.cold.flight.is_empty() && matches!(self.cold.target, Target::Peer(_))
     }
 
     /// End of a turn: the collapsed CQE, the completion count, the counters.

@@ -3,16 +3,13 @@
 //! memory, as it carries its own address. A SEND *takes* a receive, fills its memory, and completes it; meanwhile nobody else gets one.
 //! Messages that come in packets take theirs one after the other too, but where a copy engine fills them, several wait to be completed.
 
-use doorbell_roce::Refusal;
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::db::{self, Advance};
 use doorbell_wire::{Chunk, Local, Qpn};
 
 use super::cq::CqWriter;
-use super::qp::Target;
 use super::script::RecvScript;
 use crate::fault::Fault;
-use crate::hca::Inner;
 use crate::qp::RqConfig;
 use crate::raw::Shared;
 
@@ -108,7 +105,7 @@ impl RecvQueue {
     /// The QP's memory is mapped as long as this queue is open.
     pub(crate) unsafe fn deliver(&mut self, imm: u32, byte_cnt: u32) -> bool {
         // SAFETY: the caller's promise.
-        if !unsafe { self.has_one() } {
+        if self.filled > 0 || !unsafe { self.has_one() } {
             return false;
         }
         // SAFETY: the caller's promise.
@@ -280,9 +277,9 @@ impl RecvQueue {
         offset: u32,
         bytes: &[u8],
         mut put: impl FnMut(&Local, u64, &[u8]) -> Result<(), Fault>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Fault> {
         let Some(pieces) = self.taken.as_deref().filter(|_| self.open) else {
-            return Err(Refusal::Operational);
+            return Err(Fault::Destroyed);
         };
         let (mut skip, mut rest) = (u64::from(offset), bytes);
         let mut failed = None;
@@ -297,20 +294,20 @@ impl RecvQueue {
             }
             let (now, later) = rest.split_at(((size - skip) as usize).min(rest.len()));
             if let Err(fault) = put(piece, skip, now) {
-                failed = Some((fault, Refusal::Operational));
+                failed = Some(fault);
                 break;
             }
             (skip, rest) = (0, later);
         }
         if failed.is_none() && !rest.is_empty() {
-            failed = Some((Fault::BadLength, Refusal::Invalid));
+            failed = Some(Fault::BadLength);
         }
-        let Some((fault, refusal)) = failed else {
+        let Some(fault) = failed else {
             return Ok(());
         };
         // SAFETY: the caller's promise.
         unsafe { self.refuse(fault) };
-        Err(refusal)
+        Err(fault)
     }
 
     /// Completes the oldest receive that was taken, by a WRITE with immediate (`write`) or a SEND.
@@ -436,43 +433,5 @@ impl RecvQueue {
             };
             self.ci += 1;
         }
-    }
-}
-
-impl super::Core {
-    /// Gives peers' immediates to the receive queues of QPs here, and fails those whose receives failed.
-    pub(super) fn receive(&mut self, inner: &Inner) -> u64 {
-        let mut done = 0;
-        for i in 0..self.receivers.len() {
-            let slot = self.receivers[i];
-            let fault = self
-                .qp(slot)
-                .and_then(|qp| qp.cold.shared.take_recv_fault());
-            if let Some(fault) = fault {
-                self.abandon(inner, slot, fault);
-                done += 1;
-            }
-        }
-        for &slot in &self.receivers {
-            let Some(qp) = self.qps[slot as usize].as_deref_mut() else {
-                continue;
-            };
-            let (Target::Peer(peer), Some(recv)) = (&qp.cold.target, &qp.cold.shared.recv) else {
-                continue;
-            };
-            while let Some(incoming) = peer.incoming() {
-                let mut recv = recv
-                    .lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
-                // SAFETY: an open receive queue's memory is mapped.
-                if !unsafe { recv.deliver(incoming.imm, incoming.bytes) } {
-                    peer.no_receive();
-                    break;
-                }
-                peer.reply(Ok(()));
-                done += 1;
-            }
-        }
-        done
     }
 }

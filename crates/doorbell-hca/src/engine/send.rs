@@ -1,4 +1,4 @@
-//! SEND between QPs of one process: take a receive of the target, check the message against it, fill its memory, complete it.
+//! SEND between QPs of one process (to another process: `mail`): take a receive of the target, check the message against it, fill its memory, complete it.
 //!
 //! A message that takes several turns (a long one, or one that a copy engine carries) keeps its receive taken meanwhile, and other
 //! initiators to the same QP wait: messages never mix, and each receive holds one. What is wrong with the receive fails both ends.
@@ -50,6 +50,13 @@ impl EngineQp {
             {
                 self.locate(cx, Use::Source, l.key, l.addr, u64::from(l.len))?;
             }
+        }
+        if let Target::Peer(peer) = &self.cold.target {
+            let peer = Arc::clone(peer);
+            if !self.cold.copies.is_empty() {
+                return Ok(self.hold());
+            }
+            return self.post_mail(cx, ctrl, &peer, local);
         }
         if self.wait_for_copies() {
             return Ok(Outcome::Parked);

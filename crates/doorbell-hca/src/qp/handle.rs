@@ -73,6 +73,11 @@ impl HcaQp {
         self.shared.first_error()
     }
 
+    /// Has it a receive queue?
+    pub fn receives(&self) -> bool {
+        self.shared.recv.is_some()
+    }
+
     /// What it has done.
     pub fn counters(&self) -> QpCounters {
         self.shared.counters.snapshot()

@@ -7,7 +7,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering, fence},
     },
 };
 
@@ -16,12 +16,12 @@ use doorbell_wire::{Key, Opcode, Qpn};
 use super::{
     error::{Result, ShmError},
     handle::Peer,
-    mailbox::{Answer, Inbox, Outbox, Request, SlotQp, TargetQp},
+    mailbox::{Answer, CHUNK, Inbox, Outbox, Request, SlotQp, TargetQp},
     peer::PeerView,
 };
 use crate::{
     fault::Fault,
-    link::{Delivery, Incoming, RemoteQp},
+    link::{Delivery, Incoming, Part, RemoteQp},
     mem::{Access, Span},
 };
 
@@ -211,6 +211,57 @@ impl RemoteQp for ShmLink {
         }
     }
 
+    fn receives(&self) -> bool {
+        // Not known before it is there.
+        self.target.get().is_none_or(|target| target.qp().receives)
+    }
+
+    fn has_room(&self) -> Result<bool, Fault> {
+        if self.target()?.is_none() {
+            return Ok(false);
+        }
+        let ring = self.ring();
+        ring.outbox
+            .as_ref()
+            .map_or(Err(Fault::Destroyed), |outbox| Ok(outbox.has_room()))
+    }
+
+    fn send_part(&self, part: &Part, bytes: &[u8]) -> bool {
+        let ring = &mut *self.ring();
+        let Some(outbox) = ring.outbox.as_mut().filter(|o| o.has_room()) else {
+            return false;
+        };
+        let bytes = &bytes[..bytes.len().min(CHUNK)];
+        // SAFETY: the chunk has that many bytes, and belongs to this side until the request is sent.
+        unsafe { crate::copy::write(outbox.chunk().as_ptr(), bytes) };
+        let opcode = match part.imm {
+            None => Opcode::Send,
+            Some(_) => Opcode::SendImm,
+        };
+        let sent = outbox.send(&Request {
+            opcode: u32::from(opcode as u8),
+            addr: part.offset.into(),
+            len: bytes.len() as u32,
+            imm: part.imm.unwrap_or(0),
+            operands: [part.total.into(), 0],
+            ..Request::default()
+        });
+        sent.is_some()
+    }
+
+    fn answer(&self) -> Option<Result<(), Fault>> {
+        let (_, answer) = self.ring().outbox.as_mut()?.answer()?;
+        Some(match answer.status {
+            DONE => Ok(()),
+            status => Err(fault_of(status)),
+        })
+    }
+
+    fn waits_for_receive(&self) -> bool {
+        let ring = self.ring();
+        ring.outbox.as_ref().is_some_and(|o| o.hint() == NO_RECEIVE)
+    }
+
     fn incoming(&self) -> Option<Incoming> {
         // What the peer sent before it went is not delivered: its QP has failed.
         self.target().ok()??;
@@ -221,23 +272,53 @@ impl RemoteQp for ShmLink {
         }
         let ring = &mut *self.ring();
         let inbox = ring.inbox.as_mut()?;
-        loop {
-            match inbox.request() {
-                None => {
-                    self.attention.store(attention, Ordering::Relaxed);
-                    return None;
-                }
-                Some(request) if request.opcode == u32::from(Opcode::RdmaWriteImm as u8) => {
-                    return Some(Incoming {
-                        imm: request.imm,
-                        bytes: request.len,
-                    });
-                }
-                Some(_) => inbox.reply(Answer {
-                    status: FAULT + Fault::Unsupported as u32,
-                    result: 0,
-                }),
+        let Some(request) = inbox.request() else {
+            self.attention.store(attention, Ordering::Relaxed);
+            return None;
+        };
+        const SEND: u32 = Opcode::Send as u32;
+        const SEND_IMM: u32 = Opcode::SendImm as u32;
+        Some(match request.opcode {
+            SEND | SEND_IMM => {
+                let imm = (request.opcode == SEND_IMM).then_some(request.imm);
+                let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+                Incoming::Message(Part {
+                    total: narrow(request.operands[0]),
+                    offset: narrow(request.addr),
+                    len: request.len,
+                    imm,
+                })
             }
+            opcode if opcode == Opcode::RdmaWriteImm as u32 => Incoming::Immediate {
+                imm: request.imm,
+                bytes: request.len,
+            },
+            // Nothing that is carried: a part that fits no message is refused by whoever takes it.
+            _ => Incoming::Message(Part {
+                total: 0,
+                offset: u32::MAX,
+                len: u32::MAX,
+                imm: None,
+            }),
+        })
+    }
+
+    fn part_bytes(&self, out: &mut [u8]) -> bool {
+        let ring = self.ring();
+        let Some(inbox) = ring.inbox.as_ref().filter(|_| out.len() <= CHUNK) else {
+            return false;
+        };
+        // SAFETY: the chunk has that many bytes; the peer may write them meanwhile, which gives old or new bytes.
+        unsafe { crate::copy::copy(out.as_mut_ptr(), inbox.chunk().as_ptr(), out.len()) };
+        drop(ring);
+        // The bytes before the state: a new life of the peer's QP begins by changing that, and writes its chunks afterwards.
+        fence(Ordering::Acquire);
+        matches!(self.target(), Ok(Some(_)))
+    }
+
+    fn accept(&self) {
+        if let Some(inbox) = &mut self.ring().inbox {
+            inbox.accept();
         }
     }
 

@@ -1,5 +1,6 @@
 //! The mailbox of a session: which QPs of this side are connected to the peer, and requests that only the
-//! owner of the target may execute (a receive WQE to consume, an atomic on GPU memory).
+//! owner of the target may execute (a receive WQE to consume or to fill). Behind the slots lies a chunk of payload
+//! for each request, since only the sender's engine reads the memory of a SEND and only the owner's writes that of a receive.
 //!
 //! Each side makes one sealed memfd and writes it ([`Mailbox`]); the peer maps it ([`MailboxView`]) and answers
 //! in place. One slot per QP: a line that says who it is, and a ring of requests with one producer (the core of
@@ -7,6 +8,7 @@
 
 use std::{
     mem::size_of,
+    ptr::NonNull,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering, fence},
@@ -18,9 +20,13 @@ use super::{
     proto::{MAGIC, VERSION},
     region::{Mapping, SharedRegion},
 };
+use crate::raw::Shared;
 
 /// Requests of one QP that may be unanswered at a time.
 pub(crate) const RING: u32 = 16;
+
+/// Bytes of payload that go with a request, at most.
+pub(crate) const CHUNK: usize = 4096;
 
 /// Largest `slot_bits`: 65,536 QPs in one session.
 pub(crate) const MAX_SLOT_BITS: u32 = 16;
@@ -49,6 +55,8 @@ struct Slot {
     peer_qpn: AtomicU32,
     /// Number of the first request of this life of the slot.
     first: AtomicU32,
+    /// [`RECEIVES`].
+    flags: AtomicU32,
     ring: [Entry; RING as usize],
 }
 
@@ -71,6 +79,9 @@ const _: () = assert!(
         && size_of::<Slot>() == 64 * (1 + RING as usize)
 );
 
+/// The QP has a receive queue.
+const RECEIVES: u32 = 1;
+
 /// A QP as its slot shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotQp {
@@ -80,6 +91,8 @@ pub struct SlotQp {
     pub pd: u32,
     /// The QP of the other side that it is connected to.
     pub peer_qpn: u32,
+    /// It has a receive queue.
+    pub receives: bool,
 }
 
 /// What one engine asks of the other. All fields are the sender's claim.
@@ -89,13 +102,13 @@ pub(crate) struct Request {
     pub opcode: u32,
     /// rkey.
     pub key: u32,
-    /// Remote address.
+    /// Remote address; where in its message a part of a SEND is.
     pub addr: u64,
     /// Bytes.
     pub len: u32,
     /// Immediate.
     pub imm: u32,
-    /// Of an atomic: (add, boundary) or (swap, compare).
+    /// Of an atomic: (add, boundary) or (swap, compare). Of a part of a SEND: the message's bytes.
     pub operands: [u64; 2],
 }
 
@@ -109,7 +122,9 @@ pub(crate) struct Answer {
 }
 
 fn bytes_of(slot_bits: u32) -> usize {
-    size_of::<Header>() + size_of::<Attention>() + (size_of::<Slot>() << slot_bits)
+    size_of::<Header>()
+        + size_of::<Attention>()
+        + ((size_of::<Slot>() + RING as usize * CHUNK) << slot_bits)
 }
 
 /// The typed view over the bytes, on both sides.
@@ -147,6 +162,19 @@ impl Layout {
         unsafe { &*self.base.add(offset).cast::<Slot>() }
     }
 
+    /// The payload of request `n` of a slot.
+    fn chunk(&self, index: u32, n: u32) -> Shared<u8> {
+        let slots = self.mask as usize + 1;
+        let number = (index & self.mask) as usize * RING as usize + (n % RING) as usize;
+        let offset = size_of::<Header>()
+            + size_of::<Attention>()
+            + slots * size_of::<Slot>()
+            + number * CHUNK;
+        // SAFETY: chunks lie behind the slots, one for each of their requests, all of which `new` was promised to be mapped; a mapping does
+        // not begin at address zero.
+        unsafe { Shared::new(NonNull::new_unchecked(self.base.add(offset).cast_mut())) }
+    }
+
     /// The QP of a slot with the sequence number under which it was read.
     fn read(&self, index: u32) -> Option<(u64, SlotQp, u32)> {
         let slot = self.slot(index);
@@ -155,6 +183,7 @@ impl Layout {
             qpn: slot.qpn.load(Ordering::Relaxed),
             pd: slot.pd.load(Ordering::Relaxed),
             peer_qpn: slot.peer_qpn.load(Ordering::Relaxed),
+            receives: slot.flags.load(Ordering::Relaxed) & RECEIVES != 0,
         };
         let first = slot.first.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
@@ -243,6 +272,8 @@ impl Mailbox {
         slot.pd.store(qp.pd, Ordering::Relaxed);
         slot.peer_qpn.store(qp.peer_qpn, Ordering::Relaxed);
         slot.first.store(first, Ordering::Relaxed);
+        let flags = if qp.receives { RECEIVES } else { 0 };
+        slot.flags.store(flags, Ordering::Relaxed);
         slot.seq.store(seq.wrapping_add(1), Ordering::Release);
         self.layout
             .attention()
@@ -291,9 +322,19 @@ impl Outbox {
         })
     }
 
+    /// Is there room for a request?
+    pub(crate) fn has_room(&self) -> bool {
+        self.next.wrapping_sub(self.oldest) < RING
+    }
+
+    /// Where the payload of the next request goes, if there is room for one.
+    pub(crate) fn chunk(&self) -> Shared<u8> {
+        self.mailbox.layout.chunk(self.slot, self.next)
+    }
+
     /// Sends a request; `None` when [`RING`] requests are unanswered. The number is for [`Outbox::answer`].
     pub(crate) fn send(&mut self, request: &Request) -> Option<u32> {
-        if self.next.wrapping_sub(self.oldest) >= RING {
+        if !self.has_room() {
             return None;
         }
         let n = self.next;
@@ -445,6 +486,7 @@ impl TargetQp {
         Inbox {
             target: self.clone(),
             next: self.first,
+            oldest: self.first,
         }
     }
 }
@@ -452,22 +494,21 @@ impl TargetQp {
 /// The receiving end of the ring of a QP of the peer.
 pub(crate) struct Inbox {
     target: TargetQp,
+    /// The request to be looked at.
     next: u32,
+    /// The oldest that has not been answered.
+    oldest: u32,
 }
 
 impl Inbox {
-    fn entry(&self) -> &Entry {
-        &self.target.view.layout.slot(self.target.slot).ring[(self.next % RING) as usize]
+    fn entry(&self, n: u32) -> &Entry {
+        &self.target.view.layout.slot(self.target.slot).ring[(n % RING) as usize]
     }
 
-    fn waiting(&self) -> u64 {
-        2 * u64::from(self.next) + 1
-    }
-
-    /// The next request, if one waits; it stays until [`Inbox::reply`].
+    /// The next request, if one waits; it stays until [`Inbox::accept`].
     pub(crate) fn request(&self) -> Option<Request> {
-        let e = self.entry();
-        if e.state.load(Ordering::Acquire) != self.waiting() {
+        let e = self.entry(self.next);
+        if e.state.load(Ordering::Acquire) != 2 * u64::from(self.next) + 1 {
             return None;
         }
         let len_imm = e.len_imm.load(Ordering::Relaxed);
@@ -484,204 +525,39 @@ impl Inbox {
         })
     }
 
-    /// Tells the sender why its request still waits ([`Outbox::hint`]).
-    pub(crate) fn hint(&self, status: u32) {
-        self.entry().status.store(status, Ordering::Relaxed);
+    /// Its payload, as long as it is not answered.
+    pub(crate) fn chunk(&self) -> Shared<u8> {
+        self.target.view.layout.chunk(self.target.slot, self.next)
     }
 
-    /// Answers the request that [`Inbox::request`] showed.
+    /// Takes the request that [`Inbox::request`] showed; the next may be looked at.
+    pub(crate) fn accept(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Tells the sender why its next request still waits ([`Outbox::hint`]).
+    pub(crate) fn hint(&self, status: u32) {
+        self.entry(self.next)
+            .status
+            .store(status, Ordering::Relaxed);
+    }
+
+    /// Answers the oldest request that was taken and not answered.
     pub(crate) fn reply(&mut self, answer: Answer) {
-        let e = self.entry();
+        if self.oldest == self.next {
+            return;
+        }
+        let waiting = 2 * u64::from(self.oldest) + 1;
+        let e = self.entry(self.oldest);
         e.status.store(answer.status, Ordering::Relaxed);
         e.result.store(answer.result, Ordering::Relaxed);
         // Not a plain store: the slot may have begun a new life meanwhile.
-        let _ = e.state.compare_exchange(
-            self.waiting(),
-            self.waiting() + 1,
-            Ordering::Release,
-            Ordering::Relaxed,
-        );
-        self.next = self.next.wrapping_add(1);
+        let _ =
+            e.state
+                .compare_exchange(waiting, waiting + 1, Ordering::Release, Ordering::Relaxed);
+        self.oldest = self.oldest.wrapping_add(1);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use super::*;
-
-    fn pair(slot_bits: u32) -> (Arc<Mailbox>, Arc<MailboxView>) {
-        let mailbox = Mailbox::new(slot_bits).unwrap();
-        let map = Mapping::of_peer(
-            mailbox.region().memfd().as_fd(),
-            mailbox.region().len() as u64,
-            true,
-        )
-        .unwrap();
-        (Arc::new(mailbox), Arc::new(MailboxView::new(map).unwrap()))
-    }
-
-    fn qp(qpn: u32) -> SlotQp {
-        SlotQp {
-            qpn,
-            pd: 3,
-            peer_qpn: 77,
-        }
-    }
-
-    fn request(n: u32) -> Request {
-        Request {
-            opcode: 9,
-            key: n,
-            addr: u64::from(n) << 40,
-            len: n,
-            imm: !n,
-            operands: [1, u64::from(n)],
-        }
-    }
-
-    #[test]
-    fn qps_come_and_go() {
-        let (mailbox, view) = pair(1);
-        assert!(view.find(100).is_none());
-        let a = Outbox::open(&mailbox, qp(100)).unwrap();
-        let b = Outbox::open(&mailbox, qp(102)).unwrap();
-        assert!(matches!(
-            Outbox::open(&mailbox, qp(102)),
-            Err(ShmError::InUse { .. })
-        ));
-        assert!(matches!(
-            Outbox::open(&mailbox, qp(104)),
-            Err(ShmError::Limit { .. })
-        ));
-        let seen = view.find(102).unwrap();
-        assert_eq!(seen.qp(), qp(102));
-        assert!(seen.is_ready());
-        drop(b);
-        assert!(!seen.is_ready() && view.find(102).is_none());
-        let _c = Outbox::open(&mailbox, qp(102)).unwrap();
-        assert!(!seen.is_ready(), "a new life is not the old one");
-        assert!(view.find(102).unwrap().is_ready());
-        drop(a);
-    }
-
-    #[test]
-    fn requests_are_answered_in_order_and_the_ring_fills() {
-        let (mailbox, view) = pair(0);
-        let mut out = Outbox::open(&mailbox, qp(5)).unwrap();
-        let mut inbox = view.find(5).unwrap().inbox();
-        let quiet = view.attention();
-        assert_eq!((inbox.request(), out.answer()), (None, None));
-        for round in 0..100u32 {
-            let numbers: Vec<u32> = (0..RING)
-                .map(|i| out.send(&request(round * RING + i)).unwrap())
-                .collect();
-            assert_eq!(out.send(&request(0)), None, "full");
-            for (i, n) in numbers.into_iter().enumerate() {
-                let i = round * RING + i as u32;
-                assert_eq!(out.answer(), None);
-                assert_eq!(inbox.request(), Some(request(i)));
-                inbox.reply(Answer {
-                    status: i,
-                    result: u64::from(i) << 33,
-                });
-                assert_eq!(
-                    out.answer(),
-                    Some((
-                        n,
-                        Answer {
-                            status: i,
-                            result: u64::from(i) << 33
-                        }
-                    ))
-                );
-            }
-        }
-        assert_eq!(view.attention(), quiet + 100 * u64::from(RING));
-    }
-
-    #[test]
-    fn a_new_life_of_a_slot_shows_nothing_of_the_old_one() {
-        let (mailbox, view) = pair(0);
-        for _ in 0..50 {
-            let mut out = Outbox::open(&mailbox, qp(5)).unwrap();
-            let inbox = view.find(5).unwrap().inbox();
-            assert_eq!(inbox.request(), None);
-            assert_eq!(out.answer(), None);
-            for n in 0..5 {
-                out.send(&request(n)).unwrap();
-            }
-            let mut late = view.find(5).unwrap().inbox();
-            drop(out);
-            let mut out = Outbox::open(&mailbox, qp(5)).unwrap();
-            out.send(&request(99)).unwrap();
-            late.reply(Answer {
-                status: 1,
-                result: 1,
-            });
-            assert_eq!(out.answer(), None, "an answer of the old life");
-            assert_eq!(view.find(5).unwrap().inbox().request(), Some(request(99)));
-        }
-    }
-
-    #[test]
-    fn two_threads_exchange_without_loss() {
-        let (mailbox, view) = pair(0);
-        let mut out = Outbox::open(&mailbox, qp(5)).unwrap();
-        let mut inbox = view.find(5).unwrap().inbox();
-        const N: u32 = 20_000;
-        std::thread::scope(|s| {
-            s.spawn(move || {
-                for i in 0..N {
-                    let got = loop {
-                        match inbox.request() {
-                            Some(r) => break r,
-                            None => std::thread::yield_now(),
-                        }
-                    };
-                    assert_eq!(got, request(i));
-                    inbox.reply(Answer {
-                        status: 0,
-                        result: u64::from(i),
-                    });
-                }
-            });
-            let (mut sent, mut answered) = (0, 0);
-            while answered < N {
-                while sent < N && out.send(&request(sent)).is_some() {
-                    sent += 1;
-                }
-                match out.answer() {
-                    Some((_, a)) => {
-                        assert_eq!(a.result, u64::from(answered));
-                        answered += 1;
-                    }
-                    None => std::thread::yield_now(),
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn a_header_that_lies_is_refused() {
-        let lie = |change: fn(&mut Header)| {
-            let region = SharedRegion::new(bytes_of(2)).unwrap();
-            let mut header = Header {
-                magic: MAGIC,
-                version: u32::from(VERSION),
-                slot_bits: 2,
-            };
-            change(&mut header);
-            // SAFETY: our own fresh page.
-            unsafe { region.ptr().as_ptr().cast::<Header>().write(header) };
-            let map = Mapping::of_peer(region.memfd().as_fd(), region.len() as u64, true).unwrap();
-            MailboxView::new(map).map(|_| ()).map_err(|r| r.code)
-        };
-        assert_eq!(lie(|_| ()), Ok(()));
-        assert_eq!(lie(|h| h.magic[7] = 0), Err(RefusalCode::Layout));
-        assert_eq!(lie(|h| h.version = 2), Err(RefusalCode::Layout));
-        assert_eq!(lie(|h| h.slot_bits = 4), Err(RefusalCode::Layout));
-        assert_eq!(lie(|h| h.slot_bits = u32::MAX), Err(RefusalCode::Layout));
-    }
-}
+mod tests;

@@ -32,6 +32,7 @@ pub use control::Shm;
 pub use error::{Gone, Refusal, RefusalCode, Result, ShmError};
 pub use handle::{Peer, PeerId, ShmListener};
 pub use link::ShmLink;
+pub(crate) use mailbox::CHUNK;
 pub use mailbox::SlotQp;
 pub use peer::{DeviceRegion, PeerView};
 pub use proto::{MAGIC, MAX_APP, MAX_HANDLE, VERSION};

@@ -10,7 +10,7 @@ use super::error::{Refusal, RefusalCode};
 pub const MAGIC: [u8; 8] = *b"DOORBELL";
 
 /// Version of messages and shared layouts. Sides with different versions refuse each other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes before the body: magic, version, kind, length of the whole message.
 const HEADER: usize = 16;
@@ -456,7 +456,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_hello_are_fixed() {
-        let mut wanted = b"DOORBELL\x01\x00\x01\x00\x38\x00\x00\x00".to_vec();
+        let mut wanted = b"DOORBELL\x02\x00\x01\x00\x38\x00\x00\x00".to_vec();
         wanted.extend_from_slice(&1u64.to_le_bytes());
         wanted.extend_from_slice(b"\x02\x00\x00\x00\x03\x00\x00\x00");
         for v in [4u64, 5, 6] {
@@ -507,7 +507,7 @@ mod tests {
         assert!(
             refusal.text.contains("DOORBELL")
                 && refusal.text.contains("version 9")
-                && refusal.text.contains("version 1"),
+                && refusal.text.contains("version 2"),
             "{refusal}"
         );
         let refusal = Message::decode(b"GET / HTTP/1.1\r\n").unwrap_err();

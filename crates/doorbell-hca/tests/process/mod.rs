@@ -135,6 +135,7 @@ impl Side {
                 qpn,
                 pd: self.rig.pd,
                 peer_qpn: word(0),
+                receives: true,
             },
         )
         .expect("link");

@@ -485,6 +485,7 @@ impl ProviderQp for SoftQp {
                     qpn: self.qpn,
                     pd,
                     peer_qpn: number(*qpn)?.get(),
+                    receives: self.alive(HcaQp::receives)?,
                 };
                 hca::Destination::Peer(ShmLink::open(peer.session(), local)?)
             }

@@ -12,7 +12,7 @@ const SMALL: usize = 48;
 
 /// Where the bytes of a message are, or go to.
 #[derive(Clone, Debug)]
-pub(super) enum Bytes {
+pub(in crate::engine) enum Bytes {
     /// None.
     Nothing,
     /// One piece of local memory.
@@ -61,14 +61,14 @@ impl Bytes {
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct InFlight {
     /// Its first slot, which is also its message's token.
-    pub(super) at: u64,
-    pub(super) ctrl: Ctrl,
-    pub(super) byte_cnt: u32,
-    pub(super) bytes: Bytes,
+    pub(in crate::engine) at: u64,
+    pub(in crate::engine) ctrl: Ctrl,
+    pub(in crate::engine) byte_cnt: u32,
+    pub(in crate::engine) bytes: Bytes,
     /// Nothing of it is sent.
-    pub(super) local: bool,
+    pub(in crate::engine) local: bool,
     /// Its bytes are sent, not what comes back.
-    pub(super) source: bool,
+    pub(in crate::engine) source: bool,
 }
 
 impl InFlight {
@@ -144,6 +144,12 @@ impl Flight {
             }
         }
         None
+    }
+
+    /// The first message from `token` on whose bytes are sent.
+    pub(in crate::engine) fn source_message(&self, token: u64) -> Option<&InFlight> {
+        let first = self.queue.partition_point(|f| f.at < token);
+        self.queue.iter().skip(first).find(|f| f.source)
     }
 
     /// Takes the oldest if it is complete: up to `through`, and what has no packets.

@@ -272,7 +272,7 @@ impl QpMemory<'_, '_> {
     }
 
     /// What was gathered goes on. At the latest at the end of the round, since it holds an address.
-    pub(super) fn flush(&mut self) {
+    pub(in crate::engine) fn flush(&mut self) {
         let Some(run) = self.staged().inward.run.take() else {
             return;
         };

@@ -91,6 +91,19 @@ impl ColdQp {
     }
 }
 
+impl ColdQp {
+    /// The memory of a QP's messages, whatever carries them.
+    pub(in crate::engine) fn memory<'a, 'c>(&'a mut self, cx: &'a mut Cx<'c>) -> QpMemory<'a, 'c> {
+        QpMemory {
+            cx,
+            shared: &self.shared,
+            flight: &self.flight,
+            access: Access::NONE,
+            staged: &mut self.staged,
+        }
+    }
+}
+
 impl Flight {
     /// First slot and control segment of the oldest.
     pub(in crate::engine) fn first(&self) -> Option<(u64, Ctrl)> {
@@ -243,7 +256,7 @@ impl EngineQp {
     }
 
     /// A payload as the flight keeps it, and its length.
-    fn gathered(
+    pub(in crate::engine) fn gathered(
         &mut self,
         cx: &mut Cx<'_>,
         payload: Payload<'_>,

@@ -18,7 +18,7 @@ use crate::mem::{Access, End, Place};
 use crate::qp::shared::QpShared;
 
 /// The memory behind one QP's connection, for one call.
-pub(super) struct QpMemory<'a, 'c> {
+pub(in crate::engine) struct QpMemory<'a, 'c> {
     pub(super) cx: &'a mut Cx<'c>,
     pub(super) shared: &'a QpShared,
     pub(super) flight: &'a Flight,
@@ -34,7 +34,7 @@ fn local(fault: Fault) -> LocalFault {
 }
 
 /// The fault of [`local`].
-pub(super) fn fault_of(local: LocalFault) -> Fault {
+pub(in crate::engine) fn fault_of(local: LocalFault) -> Fault {
     TABLE
         .get(local.0 as usize)
         .map_or(Fault::Unsupported, |row| row.fault)
@@ -92,9 +92,45 @@ impl QpMemory<'_, '_> {
         self.staged.as_ref().is_some_and(|s| s.inward.is_busy())
     }
 
+    /// Puts bytes of a message into the receive that was taken last; one that cannot take them completes in error.
+    pub(in crate::engine) fn fill_receive(
+        &mut self,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<Status, Fault> {
+        let shared = self.shared;
+        let Some(recv) = &shared.recv else {
+            return Err(Fault::Destroyed);
+        };
+        let mut recv = recv.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = Status::Now;
+        let put = |l: &Local, skip: u64, bytes: &[u8]| {
+            let (addr, room) = (l.addr.wrapping_add(skip), u64::from(l.len) - skip);
+            match self.find(End::Local, l.key.0, addr, room, Access::LOCAL_WRITE)? {
+                // SAFETY: the range lies in a region that grants writing, and is at least as long as the bytes.
+                Place::Host(to) if !self.is_behind() => unsafe { write(to.as_ptr(), bytes) },
+                place => {
+                    // How long the message is, is not known. Whoever posted much expects much, but a short one needs no large buffer.
+                    let likely = (8 * (offset as usize + bytes.len())).min(room as usize);
+                    let ticket = self.deposit(place, bytes, likely, Kind::Send);
+                    status = Status::Later(ticket.map_err(|_| Fault::DmaFailed)?);
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: an open receive queue's memory is mapped.
+        unsafe { recv.scatter(offset, bytes, put) }?;
+        Ok(status)
+    }
+
     /// Is so much of it waiting that packets are better dropped?
     pub(super) fn is_far_behind(&self) -> bool {
         self.staged.as_ref().is_some_and(|s| s.inward.is_behind())
+    }
+
+    /// Did a copy of what arrived fail?
+    pub(in crate::engine) fn has_lost(&self) -> bool {
+        self.staged.as_ref().is_some_and(|s| s.inward.has_failed())
     }
 
     /// Is anything gathered that has to go on before the end of the round?
@@ -303,29 +339,11 @@ impl Memory for QpMemory<'_, '_> {
     }
 
     fn scatter(&mut self, offset: u32, bytes: &[u8]) -> Result<Status, Refusal> {
-        let shared = self.shared;
-        let Some(recv) = &shared.recv else {
-            return Err(Refusal::Operational);
-        };
-        let mut recv = recv.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut status = Status::Now;
-        let put = |l: &Local, skip: u64, bytes: &[u8]| {
-            let (addr, room) = (l.addr.wrapping_add(skip), u64::from(l.len) - skip);
-            match self.find(End::Local, l.key.0, addr, room, Access::LOCAL_WRITE)? {
-                // SAFETY: the range lies in a region that grants writing, and is at least as long as the bytes.
-                Place::Host(to) if !self.is_behind() => unsafe { write(to.as_ptr(), bytes) },
-                place => {
-                    // How long the message is, is not known. Whoever posted much expects much, but a short one needs no large buffer.
-                    let likely = (8 * (offset as usize + bytes.len())).min(room as usize);
-                    let ticket = self.deposit(place, bytes, likely, Kind::Send);
-                    status = Status::Later(ticket.map_err(|_| Fault::DmaFailed)?);
-                }
-            }
-            Ok(())
-        };
-        // SAFETY: an open receive queue's memory is mapped.
-        unsafe { recv.scatter(offset, bytes, put) }?;
-        Ok(status)
+        self.fill_receive(offset, bytes)
+            .map_err(|fault| match fault {
+                Fault::BadLength => Refusal::Invalid,
+                _ => Refusal::Operational,
+            })
     }
 
     fn received(&mut self, received: Received) {

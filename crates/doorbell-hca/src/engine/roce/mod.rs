@@ -25,6 +25,7 @@ use doorbell_wire::roce::{Bth, Packet};
 
 pub(super) use flight::{Flight, InFlight};
 pub(crate) use link::Link;
+pub(super) use memory::fault_of;
 use staged::Ended;
 pub(super) use staged::Staged;
 
@@ -438,8 +439,9 @@ impl EngineQp {
         }
     }
 
-    /// Ends the copies of the connection's memory.
+    /// Ends the copies of the connection's memory, and forgets messages to and from another process.
     pub(super) fn unstage(&mut self, dma: &mut DmaCore, slot: u32) {
+        self.cold.mail = None;
         if let Some(mut staged) = self.cold.staged.take() {
             staged.end(dma, slot);
         }

@@ -249,7 +249,7 @@ impl QpMemory<'_, '_> {
     }
 
     /// Fetches ahead what is to be sent.
-    pub(super) fn feed(&mut self) {
+    pub(in crate::engine) fn feed(&mut self) {
         let flight: &Flight = self.flight;
         loop {
             let outward = &mut self.staged().outward;

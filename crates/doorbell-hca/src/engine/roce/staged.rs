@@ -12,9 +12,9 @@ use crate::dma::{Buffer, DmaCore, DmaFailure};
 use crate::engine::lane;
 
 /// The lane of what is written: one order for all of a queue pair, so that a signal follows what it announces.
-pub(super) const IN: u32 = 0;
+pub(super) const IN: u32 = 1;
 /// The lane of what is read.
-pub(super) const OUT: u32 = 1;
+pub(super) const OUT: u32 = 2;
 
 /// The copies of one queue pair.
 #[derive(Debug, Default)]
@@ -57,6 +57,11 @@ impl Staged {
     /// A copy failed.
     pub(super) fn has_failed(&self) -> bool {
         self.inward.has_failed() || self.outward.has_failed()
+    }
+
+    /// Messages before `oldest` are complete.
+    pub(in crate::engine) fn complete(&mut self, oldest: u64, dma: &mut DmaCore) {
+        self.outward.complete(oldest, dma);
     }
 
     /// The queue pair is at its end: copies that run go on by themselves, buffers go back.

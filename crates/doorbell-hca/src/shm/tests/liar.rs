@@ -139,14 +139,14 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
             RefusalCode::Version,
             Box::new(|l| {
                 let mut bytes = hello(0, 0).encode();
-                bytes[8] = 2;
+                bytes[8] = 9;
                 l.raw(&bytes, &[]);
             }),
         ),
         (
             "garbage",
             RefusalCode::Garbage,
-            Box::new(|l| l.raw(b"DOORBELL\x01\x00\xff\xff\x10\x00\x00\x00", &[])),
+            Box::new(|l| l.raw(b"DOORBELL\x02\x00\xff\xff\x10\x00\x00\x00", &[])),
         ),
         (
             "too long",
@@ -353,7 +353,7 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
         assert_eq!(refusal.code, *code, "{what}: {refusal}");
         if *code == RefusalCode::Version {
             assert!(
-                refusal.text.contains("version 2") && refusal.text.contains("version 1"),
+                refusal.text.contains("version 9") && refusal.text.contains("version 2"),
                 "{refusal}"
             );
         }

@@ -160,6 +160,7 @@ fn linked(a: &Peer, b: &Peer, qa: u32, qb: u32) -> (Arc<ShmLink>, Arc<ShmLink>) 
             qpn: qa,
             pd: 3,
             peer_qpn: qb,
+            receives: true,
         },
     )
     .unwrap();
@@ -174,6 +175,7 @@ fn linked(a: &Peer, b: &Peer, qa: u32, qb: u32) -> (Arc<ShmLink>, Arc<ShmLink>) 
             qpn: qb,
             pd: 3,
             peer_qpn: qa,
+            receives: true,
         },
     )
     .unwrap();
@@ -338,20 +340,25 @@ fn immediates_reach_the_target_and_their_answers_come_back() {
             Delivery::Pending,
             "asked again, not sent again"
         );
-        assert_eq!(lb.incoming(), Some(Incoming { imm: 7, bytes: 64 }));
+        assert_eq!(
+            lb.incoming(),
+            Some(Incoming::Immediate { imm: 7, bytes: 64 })
+        );
         lb.no_receive();
         assert_eq!(la.deliver_imm(position, 7, 64), Delivery::NoReceive);
         assert_eq!(
             lb.incoming(),
-            Some(Incoming { imm: 7, bytes: 64 }),
+            Some(Incoming::Immediate { imm: 7, bytes: 64 }),
             "it stays until answered"
         );
+        lb.accept();
         lb.reply(Ok(()));
         assert_eq!(lb.incoming(), None);
         assert_eq!(la.deliver_imm(position, 7, 64), Delivery::Delivered);
     }
     assert_eq!(la.deliver_imm(100, 1, 1), Delivery::Pending);
     assert!(lb.incoming().is_some());
+    lb.accept();
     lb.reply(Err(Fault::NoReceive));
     assert_eq!(
         la.deliver_imm(100, 1, 1),
@@ -367,6 +374,7 @@ fn immediates_reach_the_target_and_their_answers_come_back() {
             qpn: 20,
             pd: 3,
             peer_qpn: 10,
+            receives: true,
         },
     )
     .unwrap();
@@ -383,6 +391,7 @@ fn a_qp_that_is_connected_to_another_is_not_a_target() {
             qpn: 10,
             pd: 3,
             peer_qpn: 20,
+            receives: true,
         },
     )
     .unwrap();
@@ -392,6 +401,7 @@ fn a_qp_that_is_connected_to_another_is_not_a_target() {
             qpn: 20,
             pd: 3,
             peer_qpn: 11,
+            receives: true,
         },
     )
     .unwrap();
@@ -402,7 +412,8 @@ fn a_qp_that_is_connected_to_another_is_not_a_target() {
             SlotQp {
                 qpn: 1,
                 pd: 3,
-                peer_qpn: 1 << 24
+                peer_qpn: 1 << 24,
+                receives: true
             }
         )
         .is_err()
