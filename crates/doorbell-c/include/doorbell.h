@@ -75,8 +75,9 @@ typedef struct doorbell_device_attr {
     uint32_t hca_cores;  /* engine threads, 1 to 64; 0: DOORBELL_HCA_CORES, else chosen from the machine */
     uint32_t flags;      /* DOORBELL_DEVICE_* */
     uint64_t quiesce_ns; /* how long destroying waits before it leaks; 0: DOORBELL_QUIESCE_MS, else 2 s */
+    const char *fault;   /* faults that the engine plays: rules as in docs/faults.md, or "@FILE"; NULL: DOORBELL_FAULT, else none */
 } doorbell_device_attr;
-#define DOORBELL_DEVICE_ATTR_INIT { sizeof(doorbell_device_attr), 0, 0, 0, 0 }
+#define DOORBELL_DEVICE_ATTR_INIT { sizeof(doorbell_device_attr), 0, 0, 0, 0, 0 }
 
 /* No engine thread: whoever waits runs the engine, with doorbell_device_poll and the waits of this header. */
 #define DOORBELL_DEVICE_CALLER_DRIVEN 1u

@@ -59,11 +59,14 @@ fn config(attr: &doorbell_device_attr) -> Result<Config> {
         (false, 0) => None,
         (false, n) => Some(HcaCores::Threads(n)),
     };
+    // SAFETY: as above.
+    let fault = unsafe { string("attr.fault", attr.fault) }?.map(str::to_owned);
     let quiesce = (attr.quiesce_ns != 0).then(|| Duration::from_nanos(attr.quiesce_ns));
     Ok(Config {
         gpu,
         hca_cores,
         quiesce,
+        fault,
         ..Config::default()
     })
 }

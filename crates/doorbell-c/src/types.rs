@@ -51,6 +51,8 @@ structures! {
         flags: u32,
         /// Nanoseconds that destroying waits; 0 for the default.
         quiesce_ns: u64,
+        /// Faults to play; NULL for the default.
+        fault: *const c_char,
     }
     /// What was opened.
     doorbell_device_info {

@@ -347,6 +347,20 @@ fn wrong_arguments_are_refused_by_name() {
             Status::Invalid as i32
         );
         assert!(last_error().contains("tpu"), "{}", last_error());
+        let fault = CString::new("wqe=1: drop-dorbell").expect("no zero in it");
+        let attr = doorbell_device_attr {
+            fault: fault.as_ptr(),
+            ..sized()
+        };
+        assert_eq!(
+            doorbell_device_open(&raw const attr, &raw mut device),
+            Status::Invalid as i32
+        );
+        let text = last_error();
+        assert!(
+            text.contains("column 8") && text.contains("drop-doorbell?"),
+            "{text}"
+        );
         let attr = doorbell_device_attr {
             flags: 6,
             ..sized()

@@ -13,7 +13,9 @@ pub(crate) use crate::args_sweep::{CompareArgs, SweepArgs};
 pub(crate) use crate::args_tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 use crate::lists::{self, List};
 
+mod fault;
 mod remote;
+pub(crate) use fault::FaultArgs;
 pub(crate) use remote::{PeerProgram, PingpongArgs, RemoteArgs, ServeArgs};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
@@ -135,6 +137,8 @@ pub(crate) struct DeviceArgs {
     /// [env: DOORBELL_HCA_CORES] [default: chosen from cores and GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=64))]
     pub(crate) hca_cores: Option<u32>,
+    #[command(flatten)]
+    pub(crate) fault: FaultArgs,
 }
 
 /// `--gpu`, in the host library's words.

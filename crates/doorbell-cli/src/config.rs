@@ -17,6 +17,7 @@ pub(crate) fn of(args: &DeviceArgs, port: Option<&str>) -> Config {
         }),
         roce: roce.map(str::to_owned),
         verbs: verbs.map(str::to_owned),
+        fault: args.fault.text(),
         ..Config::default()
     }
 }

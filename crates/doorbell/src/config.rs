@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use doorbell_gpu::GpuSelect;
 
-use crate::Error;
 use crate::connect::PATH_MTUS;
+use crate::faults::{self, Script};
 use crate::qp::Handler;
+use crate::{Error, Launched};
 
 /// Who runs the software HCA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +188,10 @@ pub struct Config {
     pub roce_retry: Option<u8>,
     /// What is put around the RoCE port, for who looks for faults.
     pub roce_wrap: RoceWrap,
+    /// Faults to play (`DOORBELL_FAULT`): rules, or `@FILE`; see [`crate::faults`].
+    pub fault: Option<String>,
+    /// Which process of several this is, for rules with `rank=`; else as the launcher's variables say, else 0.
+    pub rank: Option<u32>,
 }
 
 /// What is put around a RoCE port.
@@ -231,6 +236,8 @@ pub struct Settings {
     pub roce_retry: u8,
     /// What is put around the RoCE port.
     pub roce_wrap: RoceWrap,
+    /// Faults to play, those for other ranks left out.
+    pub fault: Script,
     explained: Vec<Setting>,
 }
 
@@ -520,7 +527,28 @@ impl Config {
             small(0, 7),
             |v| v.to_string(),
         )?;
+        let asked = match self.fault.as_deref().map(faults::load).transpose() {
+            Ok(script) => script,
+            Err(remedy) => {
+                return Err(Error::Setting {
+                    name: "fault",
+                    value: self.fault.clone().unwrap_or_default(),
+                    origin: Source::Argument,
+                    remedy,
+                });
+            }
+        };
+        let fault = r.pick(
+            ("fault", "DOORBELL_FAULT", "faults that the HCA plays"),
+            asked,
+            (Script::default(), "faults are for tests"),
+            faults::load,
+            |v| faults::print(&v),
+        )?;
+        // Who is alone is the first.
+        let rank = self.rank.or_else(|| Launched::rank_in(lookup)).unwrap_or(0);
         Ok(Settings {
+            fault: fault.for_rank(Some(rank)),
             roce,
             verbs,
             roce_mtu,
@@ -598,6 +626,8 @@ mod tests {
             emulate_warp: Some(true),
             on_error: Some(OnError::Release),
             record: Some(Recorder::On(64)),
+            fault: Some("seed=3; wqe=1: drop-doorbell; rank=7: kill-engine".into()),
+            rank: Some(7),
             roce: Some("udp://127.0.0.1".to_owned()),
             verbs: Some("rxe0:1?gid=3".to_owned()),
             roce_mtu: Some(1024),
@@ -631,6 +661,8 @@ mod tests {
             ("DOORBELL_HOST_WARP", "2"),
             ("DOORBELL_ON_ERROR", "panic"),
             ("DOORBELL_RECORD", "33"),
+            ("DOORBELL_FAULT", "wqe=1: panic"),
+            ("DOORBELL_FAULT", "@/no/such/file"),
             ("DOORBELL_ROCE_MTU", "1500"),
             ("DOORBELL_ROCE_TIMEOUT", "32"),
             ("DOORBELL_ROCE_RETRY", "8"),

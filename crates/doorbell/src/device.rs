@@ -124,6 +124,13 @@ impl DeviceBuilder {
         self
     }
 
+    /// Faults to play, as `DOORBELL_FAULT` has them: see [`crate::faults`].
+    #[must_use]
+    pub fn fault(mut self, rules: impl Into<String>) -> Self {
+        self.config.fault = Some(rules.into());
+        self
+    }
+
     /// All settings at once, for programs that have their own argument parser.
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {

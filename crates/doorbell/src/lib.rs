@@ -81,6 +81,7 @@ mod device;
 mod dma;
 mod endpoint;
 mod error;
+pub mod faults;
 mod fork;
 mod launch;
 mod memory;

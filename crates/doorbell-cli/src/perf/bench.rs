@@ -43,6 +43,15 @@ impl Bench {
     }
 }
 
+/// What a fault script did is part of the result, however the run ends.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for rule in self.device.faults() {
+            eprintln!("doorbell: {rule}");
+        }
+    }
+}
+
 /// Opened devices of a run.
 pub(crate) struct Benches {
     config: Config,

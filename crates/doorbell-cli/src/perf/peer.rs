@@ -159,7 +159,9 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     if let Some(cpu) = args.pin {
         crate::pin::to(cpu)?;
     }
-    let config = crate::config::of(&args.device, args.roce.as_deref());
+    let mut config = crate::config::of(&args.device, args.roce.as_deref());
+    // For rules of fault scripts: the initiator is the first.
+    config.rank = Some(1);
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
     session(&bench, args.timeout, &mut Stdio).map(drop)
 }

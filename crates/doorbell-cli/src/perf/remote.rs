@@ -216,6 +216,7 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
         words.push("--roce".into());
         words.push(port.into());
     }
+    words.extend(args.device.fault.for_second().into_iter().map(Into::into));
     Partner::start(&words, args.timeout)
 }
 

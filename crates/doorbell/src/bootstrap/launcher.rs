@@ -145,6 +145,15 @@ impl Launched {
         }))
     }
 
+    /// The rank alone, as the environment has it; nothing is met.
+    pub(crate) fn rank_in(lookup: Lookup<'_>) -> Option<u32> {
+        let vars = Vars { lookup, parent: 0 };
+        [by_hand, open_mpi, pmi, torchrun, slurm]
+            .into_iter()
+            .find_map(|ask| ask(&vars).ok().flatten())
+            .map(|told| told.rank)
+    }
+
     /// Meets the other ranks.
     pub fn join(&self, timeout: Duration) -> Result<Bootstrap> {
         Bootstrap::join(&self.rendezvous, self.rank, self.world, timeout)

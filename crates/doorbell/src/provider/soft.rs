@@ -76,6 +76,7 @@ impl Soft {
                     id,
                 },
             },
+            script: Some(settings.fault.clone()),
             ..HcaConfig::default()
         };
         let hca = Here::new(gpu, Hca::new(config)?);

@@ -107,6 +107,9 @@ pub struct DeviceReport {
     /// Waits that have lasted.
     #[serde(default)]
     pub waits: Vec<WaitReport>,
+    /// What became of each rule of the fault script that is played.
+    #[serde(default)]
+    pub faults: Vec<String>,
 }
 
 /// An engine core.
@@ -283,6 +286,7 @@ fn look(device: &Inner) -> DeviceReport {
                 WaitReport::noted(note, host.then(doorbell_device::host::clock_ns))
             }))
             .collect(),
+        faults: device.faults().iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -381,6 +385,7 @@ fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
             ("key_lookups", counters.key_lookups),
             ("copies", counters.copies),
             ("flushed", counters.flushed),
+            ("faults", counters.faults),
         ]),
         roce: owned(qp.roce_counters()),
         link,
