@@ -112,6 +112,7 @@ impl Bench {
             rq: None,
             core: None,
             on_error: OnError::Flush,
+            signals: Vec::new(),
             keep: Arc::new((ring.clone(), cq.clone())),
         };
         // SAFETY: `keep` owns all of it, sized as `config` says, and all of it is atomics.

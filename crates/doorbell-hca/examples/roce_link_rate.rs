@@ -108,6 +108,7 @@ impl Side {
             rq: None,
             core: Some(0),
             on_error: OnError::Flush,
+            signals: Vec::new(),
             keep: Arc::new((ring.clone(), cq.clone())),
         };
         // SAFETY: `keep` owns all of it, sized as `config` says, and all of it is atomics.

@@ -45,5 +45,7 @@ pub use hca::{CoreHealth, Driver, Hca};
 pub use link::{Delivery, Destination, RemoteQp};
 pub use mem::{Access, Addressing, Keep, Memory, Mr, MrConfig};
 pub use place::Placement;
-pub use qp::{CqConfig, DoorbellWord, HcaQp, OnError, QpConfig, QpCounters, QpState, RqConfig};
+pub use qp::{
+    CqConfig, DoorbellWord, HcaQp, OnError, QpConfig, QpCounters, QpState, RqConfig, Signals,
+};
 pub use raw::Shared;

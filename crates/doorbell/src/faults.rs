@@ -21,13 +21,15 @@ pub fn load(text: &str) -> Result<Script, String> {
     let Some(file) = text.strip_prefix('@') else {
         return text
             .parse()
-            .map_err(|e: ScriptError| format!("{e} (the language is in docs/faults.md)"));
+            .map_err(|e: ScriptError| format!("{e}; give rules as in docs/faults.md, or @FILE"));
     };
     match std::fs::read_to_string(file) {
         Ok(text) => text
             .parse()
-            .map_err(|e: ScriptError| format!("{file}: {e} (the language is in docs/faults.md)")),
-        Err(e) => Err(format!("reading the fault script {file}: {e}")),
+            .map_err(|e: ScriptError| format!("{file}: {e}; give rules as in docs/faults.md")),
+        Err(e) => Err(format!(
+            "reading the fault script {file}: {e}; give a file that can be read"
+        )),
     }
 }
 

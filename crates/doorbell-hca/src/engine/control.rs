@@ -108,10 +108,16 @@ impl CoreSlot {
             return false;
         };
         if self.dead.get().is_some() {
+            drain_dead(&mut core);
             return false;
         }
         self.guarded(&mut core, inner, |core| core.round(inner))
             .unwrap_or(false)
+    }
+
+    /// The engine has died: drains what is to be let go for kernels. `false`: there is nothing of that kind.
+    pub(crate) fn drain_dead(&self) -> bool {
+        self.dead.get().is_some() && self.try_core().is_none_or(|mut core| drain_dead(&mut core))
     }
 
     /// Runs `f`; if it panics, the core is dead: its QPs and its owner are told.
@@ -189,6 +195,11 @@ impl CoreSlot {
         }
         self.ack.load(Ordering::Acquire) >= number
     }
+}
+
+/// The state behind a panic may be anything; a second panic ends the draining and nothing else.
+fn drain_dead(core: &mut Core) -> bool {
+    catch_unwind(AssertUnwindSafe(|| core.drain_released())).unwrap_or(false)
 }
 
 const PENDING: u8 = 0;

@@ -394,6 +394,19 @@ impl Core {
             qp.write_down();
         }
     }
+
+    /// Of a core that is dead: goes on draining queue pairs whose kernels are to be let go. `false`: there is none.
+    pub(crate) fn drain_released(&mut self) -> bool {
+        let mut any = false;
+        for qp in self.qps.iter_mut().flatten() {
+            if qp.releases() && qp.cold.shared.state() == QpState::Error {
+                let _ = qp.look();
+                qp.flush();
+                any = true;
+            }
+        }
+        any
+    }
 }
 
 impl EngineQp {
@@ -622,5 +635,6 @@ impl EngineQp {
     fn write_down(&mut self) {
         let _ = self.look();
         self.flush();
+        self.end_waits();
     }
 }

@@ -461,18 +461,34 @@ impl EngineQp {
         if let Some(kind) = kind {
             word = ErrorWord(word.0 & !0xff | kind as u64);
         }
+        // The host is told before anything lets a kernel go on.
         self.announce(inner, word, opcode, syndrome, vendor);
         self.write_error(self.exec, opcode, syndrome, vendor);
         self.exec = (self.exec + slots).min(self.pi);
         self.flush();
+        self.end_waits();
+    }
+
+    /// Ends what kernels wait for besides completions of the send queue: receives, and with [`OnError::Release`] signals.
+    pub(super) fn end_waits(&mut self) {
+        let release = self.releases();
         if let Some(recv) = &self.cold.shared.recv {
+            let mut recv = recv
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             // SAFETY: the QP is attached, so its memory is mapped.
-            unsafe {
-                recv.lock()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner)
-                    .flush()
-            };
+            unsafe { recv.flush(release) };
         }
+        if release {
+            for signals in &self.cold.config.signals {
+                signals.release();
+            }
+        }
+    }
+
+    /// Are foreign kernels let go after an error?
+    pub(super) fn releases(&self) -> bool {
+        self.cold.config.on_error == OnError::Release
     }
 
     /// State, first error, error word and event, in the order that a waiter needs: the CQE comes after all of them.
@@ -517,7 +533,7 @@ impl EngineQp {
     }
 
     fn write_error(&mut self, at: u64, opcode: u8, syndrome: Syndrome, vendor: Vendor) {
-        let release = self.cold.config.on_error == OnError::Release;
+        let release = self.releases();
         let write = |cq: &CqWriter| {
             // SAFETY: the QP is attached, so its CQ is mapped.
             unsafe {
@@ -537,6 +553,9 @@ impl EngineQp {
 
     /// In the error state: completes whatever was rung, without looking at it.
     pub(super) fn flush(&mut self) {
+        if self.releases() {
+            self.take_record();
+        }
         let (from, to) = (self.exec, self.pi);
         if from != to {
             let row = Fault::Flushed.row();
@@ -549,7 +568,7 @@ impl EngineQp {
             self.exec = to;
             self.tape.flushed(from, to);
         }
-        if self.cold.config.on_error == OnError::Release {
+        if self.releases() {
             // WAITs of companions are let through as well; they too are announced as failed first.
             self.cold
                 .shared
@@ -558,6 +577,21 @@ impl EngineQp {
                 .store(self.exec as u32, core::sync::atomic::Ordering::Release);
         }
         self.publish_indexes();
+    }
+
+    /// A kernel may wait for what a lost doorbell announced: the record has it too.
+    fn take_record(&mut self) {
+        let Some(record) = self.cold.config.record else {
+            return;
+        };
+        // SAFETY: the QP is attached, so its record is mapped.
+        let record = db::parse_record(unsafe { record.load_acquire() });
+        let depth = self.mask as u32 + 1;
+        if let Advance::Slots(n) = db::advance16(record, self.pi as u16, depth)
+            && self.pi + u64::from(n) - self.completed() <= u64::from(depth)
+        {
+            self.pi += u64::from(n);
+        }
     }
 
     /// Only the words that tell waiters: what may be done about a QP whose engine has just panicked.

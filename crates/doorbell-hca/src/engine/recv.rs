@@ -402,11 +402,11 @@ impl RecvQueue {
         self.ci += 1;
     }
 
-    /// Completes every posted receive in error.
+    /// Completes every posted receive in error, or (`release`) as if it had got a message of no bytes.
     ///
     /// # Safety
     /// As for [`Self::deliver`].
-    pub(crate) unsafe fn flush(&mut self) {
+    pub(crate) unsafe fn flush(&mut self, release: bool) {
         if !self.open {
             return;
         }
@@ -416,6 +416,11 @@ impl RecvQueue {
         let refused = self.refused.take().map(|f| (self.ci + self.filled, f));
         self.filled = 0;
         while self.ci != self.pi {
+            if release {
+                // SAFETY: the caller's promise.
+                unsafe { self.received(Kind::ResponderSend, 0, 0) };
+                continue;
+            }
             let row = match refused {
                 Some((at, fault)) if at == self.ci => fault.row(),
                 _ => Fault::Flushed.row(),

@@ -31,7 +31,7 @@ fn run(inner: &Inner, index: usize) {
     slot.set_thread();
     // Held for life: callers who find it free know that this thread is gone.
     let mut core = slot.lock_core();
-    slot.guarded(&mut core, inner, |core| {
+    let lived = slot.guarded(&mut core, inner, |core| {
         let mut idle = Idle::default();
         while !inner.stop.load(Ordering::Relaxed) {
             if core.round(inner) {
@@ -42,7 +42,17 @@ fn run(inner: &Inner, index: usize) {
             }
         }
     });
+    drop(core);
+    if lived.is_none() {
+        // Kernels of foreign code do not look at the error, and go on posting.
+        while !inner.stop.load(Ordering::Relaxed) && slot.drain_dead() {
+            std::thread::sleep(DRAIN_PAUSE);
+        }
+    }
 }
+
+/// Between two looks of a dead engine at what kernels still post.
+const DRAIN_PAUSE: Duration = Duration::from_micros(100);
 
 /// How long there has been nothing to do.
 #[derive(Default)]

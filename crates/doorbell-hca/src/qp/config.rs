@@ -6,6 +6,7 @@ use core::fmt;
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_wire::{Cqn, WQEBB, db};
 
+use super::signals::Signals;
 use crate::doorbells::DoorbellSlot;
 use crate::error::{HcaError, Result};
 use crate::mem::Keep;
@@ -26,8 +27,10 @@ pub enum OnError {
     /// Later WQEs complete with error CQEs (`WR_FLUSH`), as hardware does.
     #[default]
     Flush,
-    /// Later WQEs complete *successfully* without being executed, so that foreign device code, whose loops ignore errors, gets out of them.
-    /// The first error is in the error word and the event queue before the first such completion. What it drained is not data.
+    /// Later WQEs complete *successfully* without being executed, posted receives complete with nothing in them, and the
+    /// [signals](QpConfig::signals) are moved past anything awaited, so that foreign device code, whose loops ignore errors, gets out
+    /// of them; also if the engine itself has died. The first error is in the error word and the event queue before the first of
+    /// these. What is drained is not data.
     Release,
 }
 
@@ -88,6 +91,8 @@ pub struct QpConfig {
     pub core: Option<usize>,
     /// What happens after an error.
     pub on_error: OnError,
+    /// Words that [`OnError::Release`] moves past anything awaited.
+    pub signals: Vec<Signals>,
     /// Keeps all this memory mapped; dropped when the engine has let go of the QP.
     pub keep: Keep,
 }

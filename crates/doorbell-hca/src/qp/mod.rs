@@ -4,7 +4,9 @@
 mod config;
 mod handle;
 pub(crate) mod shared;
+mod signals;
 
 pub use config::{CqConfig, DoorbellWord, OnError, QpConfig, RqConfig};
 pub use handle::HcaQp;
 pub use shared::{QpCounters, QpState};
+pub use signals::{RELEASED, Signals};

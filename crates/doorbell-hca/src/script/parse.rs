@@ -150,10 +150,10 @@ fn choice(what: &str, word: &str, of: &[&str]) -> String {
         .iter()
         .map(|o| (distance(word, o), *o))
         .min()
-        .filter(|(d, o)| *d <= 3 && *d < o.len());
+        .filter(|(d, o)| *d <= 2.max(o.len() / 4) && *d < o.len().min(word.len()));
     match near {
         Some((_, near)) => format!("no such {what}; did you mean {near}?"),
-        None => format!("no such {what}; there are {}", of.join(", ")),
+        None => format!("no such {what}; give one of {}", of.join(", ")),
     }
 }
 

@@ -217,7 +217,7 @@ impl Rig {
     }
 
     pub fn qp_with(&self, options: Options) -> MockQp {
-        MockQp::new(self, options, Arc::new(()))
+        MockQp::new(self, options, Arc::new(()), Vec::new())
     }
 
     /// A QP connected to itself.
@@ -229,7 +229,14 @@ impl Rig {
 
     /// As [`Self::loopback`], and the QP keeps `other` as well as its own memory.
     pub fn loopback_keeping(&self, options: Options, other: Arc<dyn Any + Send + Sync>) -> MockQp {
-        let qp = MockQp::new(self, options, other);
+        let qp = MockQp::new(self, options, other, Vec::new());
+        qp.connect_to_self();
+        qp
+    }
+
+    /// A QP connected to itself that lets kernels go which wait for these signals.
+    pub fn releasing(&self, options: Options, signals: Vec<doorbell_hca::Signals>) -> MockQp {
+        let qp = MockQp::new(self, options, Arc::new(()), signals);
         qp.connect_to_self();
         qp
     }
@@ -305,7 +312,12 @@ const RQ_RECORD: usize = 24;
 pub const OWN_BELL: usize = 32;
 
 impl MockQp {
-    fn new(rig: &Rig, options: Options, other: Arc<dyn Any + Send + Sync>) -> Self {
+    fn new(
+        rig: &Rig,
+        options: Options,
+        other: Arc<dyn Any + Send + Sync>,
+        signals: Vec<doorbell_hca::Signals>,
+    ) -> Self {
         let depth = 1usize << options.log_depth;
         let sq = Memory::new(depth * 64);
         let cq = Memory::new(if options.kind == CqKind::Collapsed {
@@ -372,6 +384,7 @@ impl MockQp {
             rq: rq_config,
             core: options.core,
             on_error: options.on_error,
+            signals,
             keep,
         };
         // SAFETY: `keep` owns all of it, sized as `config` says, and all of it is atomics.

@@ -5,6 +5,7 @@
 //! register the same rings as user memory and give out the address of a UAR page as the doorbell.
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -152,6 +153,8 @@ pub struct QpRequest {
     pub core: Option<usize>,
     /// What happens after an error.
     pub on_error: OnError,
+    /// Signals that [`OnError::Release`] moves past anything awaited: memory, and bytes of it.
+    pub signals: Vec<(Memory, Range<usize>)>,
     /// Keeps the memory mapped; dropped when the provider has let go of it.
     pub keep: Keep,
 }

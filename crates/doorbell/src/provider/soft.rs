@@ -251,6 +251,15 @@ impl Provider for Soft {
             }),
             None => None,
         };
+        let signals = request
+            .signals
+            .iter()
+            .map(|(memory, range)| {
+                let memory = self.memory(memory)?;
+                // SAFETY: `Memory` keeps itself mapped and gives out no references.
+                Ok(unsafe { hca::Signals::new(&memory, range.clone()) }?)
+            })
+            .collect::<Result<Vec<_>>>()?;
         let config = hca::QpConfig {
             pd: request.pd,
             sq: at(&request.ring)?,
@@ -273,6 +282,7 @@ impl Provider for Soft {
                 OnError::Report => hca::OnError::Flush,
                 OnError::Release => hca::OnError::Release,
             },
+            signals,
             keep: request.keep,
         };
         // SAFETY: the pieces are as long as the host library says (`QueueMemory`), stay mapped as long as `keep`, and nobody

@@ -1,5 +1,6 @@
 //! Making a queue pair: what can be chosen, and what is refused.
 
+use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 
@@ -8,6 +9,7 @@ use doorbell_device::layout::{CqKind, MAX_DEPTH};
 use super::queue::RecvShape;
 use super::{Handler, Qp, QpInner, QueueMemory, Reset, export};
 use crate::config::OnError;
+use crate::memory::Memory;
 use crate::mr::Pd;
 use crate::provider::{QpRequest, RecvRequest};
 use crate::{Error, Result};
@@ -25,6 +27,7 @@ pub struct QpBuilder {
     core: Option<usize>,
     companion: Option<u32>,
     on_error: OnError,
+    signals: Vec<(Memory, Range<usize>)>,
     unreliable: bool,
     receives: u32,
     pieces: u32,
@@ -41,6 +44,7 @@ impl QpBuilder {
             core: None,
             companion: None,
             on_error: settings.on_error,
+            signals: Vec::new(),
             unreliable: false,
             receives: 0,
             pieces: 1,
@@ -86,6 +90,15 @@ impl QpBuilder {
     #[must_use]
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
+        self
+    }
+
+    /// Signals (64-bit words, these bytes of `memory`) that kernels wait for and that this queue pair, or its peer through it, is to raise.
+    /// With [`OnError::Release`] bit 62 of each is set when the queue pair fails, which satisfies every "at least"; what the kernel
+    /// finds then is not data. May be called for several ranges, and for the same of several queue pairs.
+    #[must_use]
+    pub fn release_signals(mut self, memory: &Memory, bytes: Range<usize>) -> Self {
+        self.signals.push((memory.clone(), bytes));
         self
     }
 
@@ -170,6 +183,7 @@ impl QpBuilder {
                 .and_then(|c| c.provider.core())
                 .or(self.core),
             on_error: self.on_error,
+            signals: self.signals.clone(),
             keep: Arc::clone(&queue) as doorbell_gpu::Keep,
         })?;
         Ok(QpInner {
