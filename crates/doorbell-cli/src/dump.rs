@@ -174,6 +174,11 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
         writeln!(out, "  core {i}: {state}")?;
     }
     counters(out, "port", &device.roce)?;
+    for rule in &device.faults {
+        for line in table::wrap(rule, 77) {
+            writeln!(out, "  {line}")?;
+        }
+    }
     for wait in device.waits.iter().filter(|w| !w.verdict.is_empty()) {
         writeln!(out)?;
         for line in table::wrap(&format!("WAIT {}", wait.verdict), 77) {

@@ -53,6 +53,12 @@ impl crate::device::Inner {
         let script = self.soft.as_ref().and_then(|soft| soft.hca().script());
         script.map(|script| script.rules()).unwrap_or_default()
     }
+
+    /// What the script did, the newest last, as far as it is remembered.
+    pub(crate) fn firings(&self) -> Vec<Firing> {
+        let script = self.soft.as_ref().and_then(|soft| soft.hca().script());
+        script.map(|script| script.firings()).unwrap_or_default()
+    }
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         for rule in self.device.faults() {
-            eprintln!("doorbell: {rule}");
+            crate::complain(&format!("doorbell: {rule}"));
         }
     }
 }

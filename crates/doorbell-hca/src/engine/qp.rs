@@ -248,6 +248,9 @@ impl EngineQp {
         let shared = &self.cold.shared;
         shared.clear_error();
         shared
+            .newest_cqe
+            .store(0, core::sync::atomic::Ordering::Relaxed);
+        shared
             .cq
             .count
             .store(0, core::sync::atomic::Ordering::Release);
@@ -366,6 +369,10 @@ impl EngineQp {
         if self.signalled != 0 {
             if !self.per_slot() {
                 let (at, sop) = (self.signalled - 1, self.signalled_sop);
+                self.cold
+                    .shared
+                    .newest_cqe
+                    .store(self.signalled, core::sync::atomic::Ordering::Relaxed);
                 // SAFETY: the QP is attached, so its CQ is mapped.
                 let write = |cq: &CqWriter| unsafe { cq.ok(at, sop) };
                 if !(self.tampered && self.script_cqe(at, write)) {

@@ -127,6 +127,13 @@ impl HcaQp {
         )
     }
 
+    /// One more than the newest slot whose completion a collapsed CQ was written for, since the last reset; 0: none.
+    pub fn newest_cqe(&self) -> u64 {
+        self.shared
+            .newest_cqe
+            .load(core::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Connects a QP in [`QpState::Reset`]: from now on its work requests are executed.
     ///
     /// # Errors

@@ -122,6 +122,8 @@ pub(crate) struct QpShared {
     /// Latest of what was rung and what was completed, in slots, for reports.
     pub(crate) producer: AtomicU64,
     pub(crate) consumer: AtomicU64,
+    /// One more than the newest slot whose completion was written to a collapsed CQ, for reports.
+    pub(crate) newest_cqe: AtomicU64,
     pub(crate) cq: CqShared,
     /// The receive side. Engines of other cores deliver immediates through it: taken with try-lock only.
     pub(crate) recv: Option<Mutex<RecvQueue>>,
@@ -149,6 +151,7 @@ impl QpShared {
             counters: AtomicCounters::default(),
             producer: AtomicU64::new(0),
             consumer: AtomicU64::new(0),
+            newest_cqe: AtomicU64::new(0),
             cq: CqShared {
                 cqn,
                 count: AtomicU32::new(0),

@@ -236,6 +236,11 @@ pub trait ProviderQp: Send + Sync {
         None
     }
 
+    /// One more than the newest slot whose completion a collapsed CQ ought to show; 0: none yet; `None` if it does not tell.
+    fn newest_cqe(&self) -> Option<u64> {
+        None
+    }
+
     /// What its RoCE connection has counted, by the names of the rdma tool; nothing if it has none.
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

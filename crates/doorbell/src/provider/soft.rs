@@ -545,6 +545,10 @@ impl ProviderQp for SoftQp {
         self.alive(HcaQp::indexes).ok()
     }
 
+    fn newest_cqe(&self) -> Option<u64> {
+        self.alive(HcaQp::newest_cqe).ok()
+    }
+
     fn error(&self) -> ErrorWord {
         match &*self.qp.read().unwrap_or_else(PoisonError::into_inner) {
             Life::Alive(qp) => qp.first_error().unwrap_or_default(),

@@ -141,6 +141,11 @@ impl QpInner {
         self.provider.indexes()
     }
 
+    /// One more than the newest slot whose completion a collapsed CQ ought to show; 0: none yet.
+    pub(crate) fn newest_cqe(&self) -> Option<u64> {
+        self.provider.newest_cqe()
+    }
+
     /// How far its poster is, if that lies in memory which the CPU reaches and nobody is exporting at this moment.
     pub(crate) fn progress(&self) -> Option<Progress> {
         self.export.try_lock().ok()?.progress()

@@ -15,8 +15,10 @@ use doorbell_wire::{Chunk, Ctrl, Dump, Opcode};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, Inner};
+use crate::faults::Firing;
 use crate::qp::{Handler, QpCore, QpCounters, QpState};
 
+mod cqes;
 pub mod missing;
 pub mod moment;
 mod parts;
@@ -186,6 +188,12 @@ pub struct QpReport {
     /// The latest events, oldest first.
     #[serde(default)]
     pub events: Vec<EventReport>,
+    /// A completion that the engine wrote and that is not in the CQ, or not as it was written.
+    #[serde(default)]
+    pub lacks: Option<String>,
+    /// What a fault script did to it.
+    #[serde(default)]
+    pub faults: Vec<String>,
     /// Something changed between two looks.
     pub moving: bool,
     /// It stands still with work to do, or it has failed.
@@ -233,6 +241,7 @@ fn look(device: &Inner) -> DeviceReport {
         Some(soft) => soft.hca().health(),
         None => Vec::new(),
     };
+    let firings = device.firings();
     DeviceReport {
         id: device.provider.id(),
         gpu: match info.backend {
@@ -266,7 +275,14 @@ fn look(device: &Inner) -> DeviceReport {
             .map(|one| {
                 // A block that was given back may name the same queue pair.
                 let of = |r: &&QpRecord| r.qpn == one.qpn() && r.state != rec::QpState::Destroyed;
-                qp(one, record.as_ref().and_then(|r| r.qps.iter().find(of)))
+                let mut qp = qp(one, record.as_ref().and_then(|r| r.qps.iter().find(of)));
+                let here = |f: &&Firing| f.qpn.is_some_and(|q| q.get() == qp.qpn);
+                qp.faults = firings
+                    .iter()
+                    .filter(here)
+                    .map(ToString::to_string)
+                    .collect();
+                qp
             })
             .collect(),
         roce: owned(device.provider.roce_counters()),
@@ -398,6 +414,8 @@ fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
             .map(|s| s.parked.text().to_owned()),
         pending,
         events,
+        lacks: engine.and_then(|engine| cqes::lacking(qp, engine, poster)),
+        faults: Vec::new(),
         moving: false,
         stuck: false,
         verdict: String::new(),

@@ -116,6 +116,7 @@ fn device(record: &Record, memory: Option<&File>) -> DeviceReport {
                 WaitReport::noted(note, None)
             }))
             .collect(),
+        faults: Vec::new(),
     }
 }
 
@@ -231,6 +232,8 @@ fn queue_pair(qp: &QpRecord, memory: Option<&File>) -> QpReport {
             .map(|s| s.parked.text().to_owned()),
         pending: parts::pending(qp.qpn, (qp.completed, end), &events, slot),
         events,
+        lacks: None,
+        faults: Vec::new(),
         moving: false,
         stuck: false,
         verdict: String::new(),

@@ -3,7 +3,7 @@
 //! Work goes through stages, each with an index: reserved, written and published, rung, seen by the engine, complete. The
 //! earliest stage that has fallen behind the one before it names what is missing.
 
-use super::moment::moment;
+use super::moment::{moment, span};
 use super::{CoreReport, QpReport, parts};
 
 /// Moving, stuck, and what there is to say.
@@ -17,7 +17,7 @@ pub(super) fn of(
         return (false, true, format!("its engine core died: {dead}"));
     }
     if let Some(error) = &qp.error {
-        return (false, true, error.clone());
+        return (false, true, format!("{error}{}", script(qp.faults.first())));
     }
     if qp.state == "destroyed" {
         return (
@@ -33,7 +33,12 @@ pub(super) fn of(
         return (true, false, "moving".to_owned());
     }
     let (stuck, text) = still(qp, core, caller_driven);
-    (false, stuck, text)
+    (false, stuck, format!("{text}{}", script(qp.faults.last())))
+}
+
+/// What a fault script has to do with it.
+fn script(firing: Option<&String>) -> String {
+    firing.map_or(String::new(), |firing| format!("; {firing}"))
 }
 
 /// Whether, and on what, a queue pair without motion waits.
@@ -44,7 +49,7 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
     let asleep = core.is_some_and(|c| c.rounds_since == 0);
     let why_asleep = match caller_driven {
         true => "nobody runs its engine: it is caller-driven, and no thread waits or polls",
-        false => "its engine core makes no rounds",
+        false => &format!("its engine core makes no rounds{}", heartbeat(core)),
     };
     let words = match (qp.record, qp.doorbell) {
         (Some(record), Some(word)) if qp.handler == "record" => {
@@ -129,8 +134,22 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
             ),
         );
     }
+    if let Some(lacks) = &qp.lacks {
+        return (true, lacks.clone());
+    }
     let done = engine.completed;
     (false, format!("idle: all of {done} slots are complete"))
+}
+
+/// How long ago an engine core was last seen to be alive, if it is recorded.
+fn heartbeat(core: Option<&CoreReport>) -> String {
+    match core.map_or(0, |c| c.seen_ns) {
+        0 => String::new(),
+        seen => {
+            let ago = doorbell_hca::record::now_ns().saturating_sub(seen);
+            format!("; the last that was seen was {} ago", span(ago))
+        }
+    }
 }
 
 /// When the engine first saw a slot, if it is remembered.
@@ -204,6 +223,8 @@ mod tests {
             parked: None,
             pending: Vec::new(),
             events: Vec::new(),
+            lacks: None,
+            faults: Vec::new(),
             moving: false,
             stuck: false,
             verdict: String::new(),
@@ -276,6 +297,29 @@ mod tests {
         bare.poster = None;
         let (_, stuck, text) = verdict(&bare, 1);
         assert!(stuck && text.contains("WQE 7 is in the record"), "{text}");
+    }
+
+    #[test]
+    fn a_lacking_completion_and_a_script_are_told() {
+        let mut one = qp([8, 8, 8, 0], [8, 8], (8, 8));
+        one.faults = vec!["rule 1 fired".into(), "rule 2 fired".into()];
+        let (_, stuck, text) = verdict(&one, 1);
+        assert!(!stuck && text.ends_with("complete; rule 2 fired"), "{text}");
+        one.lacks = Some("WQE 7 was executed, but no CQE".into());
+        let (_, stuck, text) = verdict(&one, 1);
+        assert!(stuck && text.starts_with("WQE 7 was executed"), "{text}");
+        one.error = Some("WQE 3 failed".into());
+        assert_eq!(verdict(&one, 1).2, "WQE 3 failed; rule 1 fired");
+        let quiet = CoreReport {
+            seen_ns: 1,
+            ..core(0)
+        };
+        one = qp([8, 8, 8, 0], [8, 7], (8, 8));
+        let (_, _, text) = of(&one, Some(&one), Some(&quiet), false);
+        assert!(
+            text.contains("makes no rounds; the last that was seen was"),
+            "{text}"
+        );
     }
 
     #[test]
