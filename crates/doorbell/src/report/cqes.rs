@@ -38,8 +38,13 @@ impl Look<'_> {
     fn per_slot(&self, at: u64) -> Option<String> {
         let (tail, qpn, words) = self.read(at)?;
         let owner = (at >> self.log) as u8 & 1;
-        // Damage of the one bit cannot be told from a CQE that never came.
-        if tail.is_invalid() || tail.owner() != owner {
+        let turned = tail.owner() != owner;
+        if turned && !tail.is_invalid() && tail.wqe_counter() == at as u16 && qpn == self.qpn {
+            return Some(format!(
+                "the CQE of WQE {at} is damaged ({words}): its owner bit says that it is not written yet; the engine executed the WQE"
+            ));
+        }
+        if tail.is_invalid() || turned {
             return Some(format!(
                 "WQE {at} was executed, but no CQE was written for it (its entry holds {words}): whoever waits for it waits for ever"
             ));
@@ -128,6 +133,8 @@ mod tests {
         assert_eq!(look(entry(0x42, 19, 1), |l| l.per_slot(19)), None);
         assert_eq!(look(entry(0x42, 7, 0), |l| l.collapsed(0x1_0007)), None);
         // The initial entry of a per-slot CQ, and that of the lap before.
+        let text = look(entry(0x42, 19, 0), |l| l.per_slot(19)).expect("damaged");
+        assert!(text.contains("owner bit"), "{text}");
         for bytes in [entry(0, 0, 0xf1), entry(0x42, 3, 0)] {
             let text = look(bytes, |l| l.per_slot(19)).expect("lacking");
             assert!(

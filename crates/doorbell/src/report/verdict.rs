@@ -81,14 +81,14 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
                 true => why_asleep,
                 false => "its doorbell was lost on the way",
             };
-            return (
-                true,
-                format!(
-                    "slots {} to {} were rung and the engine saw no doorbell for them ({words}): {reason}",
-                    engine.rung,
-                    poster.rung - 1
+            let (first, last) = (engine.rung, poster.rung - 1);
+            let slots = match first == last {
+                true => format!("WQE {first} was rung and the engine saw no doorbell for it"),
+                false => format!(
+                    "slots {first} to {last} were rung and the engine saw no doorbell for them"
                 ),
-            );
+            };
+            return (true, format!("{slots} ({words}): {reason}"));
         }
         if poster.rung < poster.ready {
             return (
@@ -266,7 +266,7 @@ mod tests {
                 [1024, 1024, 1024, 9],
                 [1023, 1023],
                 (1024, 1023),
-                "slots 1023 to 1023 were rung and the engine saw no doorbell",
+                "WQE 1023 was rung and the engine saw no doorbell for it",
             ),
             (
                 [1024, 1024, 1024, 9],
