@@ -2,11 +2,12 @@
 //! (and the kernel's) is measured: no scheduler, no second CPU. The bare UDP echo of the same run is the base of the round trip.
 //!
 //! `cargo run --release -p doorbell-hca --example roce_link_rate [-- --only NAME] [--seconds S] [--mtu BYTES]`; names: `put8`, `put8x1`,
-//! `get8`, `put64k`, `put1m`, `get1m`, `trip`, `threads8`, `threads1m`.
+//! `get8`, `put64k`, `put1m`, `get1m`, `trip`, `trip2`, `threads8`, `threads1m`, `pair1m`. One thread's rates are per second of its CPU time; `pair1m` and
+//! `trip2` have a thread a side, each driving its own HCA.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use doorbell_device::layout::{CqKind, NicHandler};
@@ -17,7 +18,7 @@ use doorbell_hca::{
     Memory, Mr, MrConfig, OnError, QpConfig, Shared,
 };
 use doorbell_wire::roce::{Psn, Transport};
-use doorbell_wire::{Local, Remote, Wqe};
+use doorbell_wire::{Key, Local, Remote, Wqe};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOG_DEPTH: u8 = 10;
@@ -195,6 +196,19 @@ struct Load {
     /// WQEs under way at most.
     window: u64,
     threads: bool,
+    /// The target is driven by a thread of its own.
+    apart: bool,
+}
+
+/// Seconds of CPU time of this thread.
+fn cpu_seconds() -> f64 {
+    let mut t = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes one `timespec`.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) };
+    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
 impl Bench {
@@ -216,16 +230,44 @@ impl Bench {
             Cores::CallerDriven
         };
         let (mut a, b) = self.pair(cores, bytes.max(64));
-        let start = Instant::now();
+        let stop = AtomicBool::new(false);
+        let (key, far) = (b.mr.key(), b.driver.clone());
+        let rate = std::thread::scope(|scope| {
+            if load.apart {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        far.poll();
+                    }
+                });
+            }
+            let rate = self.run(&mut a, &b, load, slots, key);
+            stop.store(true, Ordering::Relaxed);
+            rate
+        });
+        let counted = a.qp.roce_counters(PATIENCE).expect("counters");
+        let port = a.hca.roce_counters(0).expect("counters");
+        let notes = counted.zip(port).map_or_else(String::new, |(c, p)| {
+            let calls = |n: &str| p.port.iter().find(|r| r.0 == n).map_or(0, |r| r.1);
+            format!(
+                "{:.1} packets sent a message, {} sent again, {} time-outs, {} receive calls",
+                c.tx_packets as f64 / a.done.max(1) as f64,
+                c.retransmitted_packets,
+                c.local_ack_timeout_err,
+                calls("received_calls"),
+            )
+        });
+        (rate, notes)
+    }
+
+    /// Messages a second of [`Self::measured_rate`].
+    fn run(&self, a: &mut Side, b: &Side, load: Load, slots: u64, key: Key) -> f64 {
+        let (start, cpu) = (Instant::now(), cpu_seconds());
         while start.elapsed().as_secs_f64() < self.seconds {
             for _ in 0..64 {
                 if a.pi + load.batch - a.done <= load.window {
                     for i in 0..load.batch {
                         let at = a.pi % slots * u64::from(load.len);
-                        let remote = Remote {
-                            addr: at,
-                            key: b.mr.key(),
-                        };
+                        let remote = Remote { addr: at, key };
                         let local = Local {
                             addr: at,
                             key: a.mr.key(),
@@ -242,25 +284,18 @@ impl Bench {
                 }
                 if !load.threads {
                     a.driver.poll();
+                }
+                if !load.threads && !load.apart {
                     b.driver.poll();
                 }
                 a.collect();
             }
         }
-        let rate = a.done as f64 / start.elapsed().as_secs_f64();
-        let counted = a.qp.roce_counters(PATIENCE).expect("counters");
-        let port = a.hca.roce_counters(0).expect("counters");
-        let notes = counted.zip(port).map_or_else(String::new, |(c, p)| {
-            let calls = |n: &str| p.port.iter().find(|r| r.0 == n).map_or(0, |r| r.1);
-            format!(
-                "{:.1} packets sent a message, {} sent again, {} time-outs, {} receive calls",
-                c.tx_packets as f64 / a.done.max(1) as f64,
-                c.retransmitted_packets,
-                c.local_ack_timeout_err,
-                calls("received_calls"),
-            )
-        });
-        (rate, notes)
+        if load.threads || load.apart {
+            a.done as f64 / start.elapsed().as_secs_f64()
+        } else {
+            a.done as f64 / (cpu_seconds() - cpu)
+        }
     }
 
     /// Nanoseconds of a put of 8 bytes and a put back, both seen in memory.
@@ -276,7 +311,7 @@ impl Bench {
             from.put(wqe.signalled(true));
             from.ring();
         };
-        let (start, mut trips) = (Instant::now(), 0u64);
+        let (start, cpu, mut trips) = (Instant::now(), cpu_seconds(), 0u64);
         while start.elapsed().as_secs_f64() < self.seconds {
             for _ in 0..64 {
                 trips += 1;
@@ -292,7 +327,7 @@ impl Bench {
                 }
             }
         }
-        start.elapsed().as_nanos() as f64 / trips as f64
+        (cpu_seconds() - cpu) * 1e9 / trips as f64
     }
 
     /// Nanoseconds of 8 bytes there and back over two sockets, by one thread.
@@ -304,7 +339,7 @@ impl Bench {
         );
         a.connect(b.local_addr().expect("bound")).expect("connect");
         b.connect(a.local_addr().expect("bound")).expect("connect");
-        let (start, mut trips) = (Instant::now(), 0u64);
+        let (start, cpu, mut trips) = (Instant::now(), cpu_seconds(), 0u64);
         let mut bytes = [0u8; 8];
         while start.elapsed().as_secs_f64() < self.seconds {
             for _ in 0..64 {
@@ -315,7 +350,7 @@ impl Bench {
                 a.recv(&mut bytes).expect("receive");
             }
         }
-        start.elapsed().as_nanos() as f64 / trips as f64
+        (cpu_seconds() - cpu) * 1e9 / trips as f64
     }
 }
 
@@ -342,6 +377,7 @@ fn main() {
         batch,
         window,
         threads,
+        apart: false,
     };
     for (name, what, load) in [
         (
@@ -383,6 +419,14 @@ fn main() {
             "threads1m",
             "put 1 MiB, engine threads",
             load(1 << 20, false, 1, 4, true),
+        ),
+        (
+            "pair1m",
+            "put 1 MiB, a thread a side",
+            Load {
+                apart: true,
+                ..load(1 << 20, false, 1, 4, false)
+            },
         ),
     ] {
         if wanted(name) {

@@ -83,28 +83,34 @@ impl FlowCrc {
         if self.len != transport.len() {
             self.set_len(transport.len());
         }
-        let mut head = self.head;
-        if id != 0 && self.used == V4 {
-            let [high, low] = id.to_be_bytes();
-            head ^= ID_DELTA[0][usize::from(high)] ^ ID_DELTA[1][usize::from(low)];
+        let head = self.head(id);
+        // One call for a small packet: the calls cost more than the bytes.
+        let (front, rest) = transport.split_at(transport.len().min(Bth::LEN + SMALL));
+        let mut hasher = Hasher::new_with_initial(masked(head, front));
+        hasher.update(rest);
+        hasher.finalize()
+    }
+
+    /// The CRC of the headers below the transport's.
+    #[inline]
+    fn head(&self, id: u16) -> u32 {
+        if id == 0 || self.used != V4 {
+            return self.head;
         }
-        let mut hasher = Hasher::new_with_initial(head);
-        if let Some((base, rest)) = transport.split_first_chunk::<{ Bth::LEN }>() {
-            let mut base = *base;
-            base[4] = 0xff;
-            // One call for a small packet: the calls cost more than the bytes.
-            if rest.len() <= SMALL {
-                let mut image = [0; Bth::LEN + SMALL];
-                image[..Bth::LEN].copy_from_slice(&base);
-                image[Bth::LEN..transport.len()].copy_from_slice(rest);
-                hasher.update(&image[..transport.len()]);
-            } else {
-                hasher.update(&base);
-                hasher.update(rest);
-            }
-        } else {
-            hasher.update(transport);
+        let [high, low] = id.to_be_bytes();
+        self.head ^ ID_DELTA[0][usize::from(high)] ^ ID_DELTA[1][usize::from(low)]
+    }
+
+    /// The same of a packet in two parts, the first of which is the headers.
+    #[inline]
+    pub(crate) fn compute_two(&mut self, id: u16, headers: &[u8], payload: &[u8]) -> u32 {
+        let len = headers.len() + payload.len();
+        if self.len != len {
+            self.set_len(len);
         }
+        let head = self.head(id);
+        let mut hasher = Hasher::new_with_initial(masked(head, headers));
+        hasher.update(payload);
         hasher.finalize()
     }
 
@@ -137,8 +143,25 @@ impl FlowCrc {
     }
 }
 
-/// Bytes after the base header up to which a packet is copied to be hashed in one call.
+/// Bytes after the base header that are copied with it to be hashed in one call.
 const SMALL: usize = 52;
+
+/// The CRC `head`, continued over a packet's first bytes, with ones where the base header has its reserved byte.
+#[inline]
+fn masked(head: u32, front: &[u8]) -> u32 {
+    let mut image = [0; Bth::LEN + SMALL];
+    let mut hasher = Hasher::new_with_initial(head);
+    match image.get_mut(..front.len()) {
+        Some(image) if front.len() >= Bth::LEN => {
+            image.copy_from_slice(front);
+            image[4] = 0xff;
+            hasher.update(image);
+        }
+        // Shorter than any packet, or longer than any header.
+        _ => hasher.update(front),
+    }
+    hasher.finalize()
+}
 
 /// The port that a RoCEv2 packet goes to unless the peers agreed on another.
 pub const DEFAULT_PORT: u16 = PORT;
@@ -167,6 +190,8 @@ mod tests {
                 let whole = icrc::compute(&ip, 49441, 4791, &transport);
                 assert_eq!(flow.compute(id, &transport), whole, "{len} {id}");
                 assert_eq!(flow.solve(whole, &transport), Some(id), "{len} {id}");
+                let (head, payload) = transport.split_at(len.min(28));
+                assert_eq!(flow.compute_two(id, head, payload), whole, "{len} {id}");
             }
             let (src, dst): (SocketAddr, SocketAddr) = (
                 "[fd00::1]:7".parse().unwrap(),

@@ -84,6 +84,11 @@ pub trait Port: Send + fmt::Debug {
         false
     }
 
+    /// May packets lie in memory of others while they wait ([`SendBatch::commit_lent`])? Ports that look at packets themselves say no.
+    fn lends(&self) -> bool {
+        false
+    }
+
     /// `(mask, value)`: queue pair numbers on this port must satisfy `qpn & mask == value`, because several processes share the UDP port.
     fn qpn_class(&self) -> Option<(u32, u32)> {
         None
@@ -123,6 +128,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn accepts_trains(&self) -> bool {
         (**self).accepts_trains()
+    }
+    fn lends(&self) -> bool {
+        (**self).lends()
     }
     fn qpn_class(&self) -> Option<(u32, u32)> {
         (**self).qpn_class()

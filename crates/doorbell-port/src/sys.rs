@@ -1,6 +1,7 @@
 //! The system calls that need raw pointers, behind safe functions: socket options, `sendmmsg`, `recvmmsg`, and the control messages of both.
 
 use std::io;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -260,43 +261,79 @@ pub(crate) struct Info {
     pub(crate) overruns: Option<u32>,
 }
 
-/// A datagram to send: bytes, in up to two pieces, to an address (or to whom the socket is connected).
+/// Bytes of a datagram, in the order of the wire.
 #[derive(Clone, Copy)]
-pub(crate) struct Message<'a> {
+pub(crate) struct Piece<'a> {
+    iov: libc::iovec,
+    of: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Piece<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        // SAFETY: a slice is readable for its lifetime.
+        unsafe { Self::raw(bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Memory that others may write meanwhile.
+    ///
+    /// # Safety
+    /// `len` bytes from `at` are readable for `'a`.
+    pub(crate) unsafe fn raw(at: *const u8, len: usize) -> Self {
+        Self {
+            iov: libc::iovec {
+                iov_base: at.cast_mut().cast(),
+                iov_len: len,
+            },
+            of: PhantomData,
+        }
+    }
+}
+
+/// A datagram to send to an address (or to whom the socket is connected).
+pub(crate) struct Message<P> {
     pub(crate) to: Option<RawAddr>,
-    pub(crate) head: &'a [u8],
-    pub(crate) body: &'a [u8],
+    pub(crate) pieces: P,
+    /// Pieces at most: not more than [`PIECES`].
+    pub(crate) count: usize,
     pub(crate) control: Control,
 }
 
-/// Sends up to [`MESSAGES`] datagrams without waiting; how many went.
-pub(crate) fn send_messages<'a>(
+/// Pieces of one call at most.
+pub(crate) const PIECES: usize = 512;
+
+/// Sends up to [`MESSAGES`] datagrams (fewer, if they are in many pieces) without waiting; how many went.
+pub(crate) fn send_messages<'a, P: Iterator<Item = Piece<'a>>>(
     fd: BorrowedFd<'_>,
-    source: impl Iterator<Item = Message<'a>>,
+    source: impl Iterator<Item = Message<P>>,
 ) -> io::Result<usize> {
-    let mut messages = [const { MaybeUninit::<Message<'a>>::uninit() }; MESSAGES];
-    let mut pieces = [const { MaybeUninit::<[libc::iovec; 2]>::uninit() }; MESSAGES];
+    let mut kept = [const { MaybeUninit::<(Option<RawAddr>, Control)>::uninit() }; MESSAGES];
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; PIECES];
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MESSAGES];
-    let piece = |bytes: &[u8]| libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
+    let mut rest = &mut pieces[..];
     let mut count = 0;
-    let rooms = messages.iter_mut().zip(&mut pieces).zip(&mut headers);
-    for (((message, pieces), header), given) in rooms.zip(source) {
-        let message = message.write(given);
-        let pieces = pieces.write([piece(message.head), piece(message.body)]);
+    for ((kept, header), given) in kept.iter_mut().zip(&mut headers).zip(source) {
+        if given.count > rest.len() {
+            break;
+        }
+        let (to, control) = kept.write((given.to, given.control));
+        let (own, others) = std::mem::take(&mut rest).split_at_mut(given.count);
+        rest = others;
+        let mut used = 0;
+        for (place, piece) in own.iter_mut().zip(given.pieces) {
+            place.write(piece.iov);
+            used += 1;
+        }
         // SAFETY: all zeroes are a valid msghdr (null pointers, zero lengths).
         let mut h: libc::msghdr = unsafe { std::mem::zeroed() };
-        if let Some(to) = &message.to {
+        if let Some(to) = to {
             h.msg_name = (&raw const to.bytes).cast_mut().cast();
             h.msg_namelen = to.len;
         }
-        h.msg_iov = pieces.as_mut_ptr();
-        h.msg_iovlen = if message.body.is_empty() { 1 } else { 2 };
-        if message.control.len != 0 {
-            h.msg_control = (&raw const message.control.bytes).cast_mut().cast();
-            h.msg_controllen = message.control.len as _;
+        h.msg_iov = own.as_mut_ptr().cast();
+        h.msg_iovlen = used as _;
+        if control.len != 0 {
+            h.msg_control = (&raw const control.bytes).cast_mut().cast();
+            h.msg_controllen = control.len as _;
         }
         header.write(libc::mmsghdr {
             msg_hdr: h,
@@ -304,8 +341,8 @@ pub(crate) fn send_messages<'a>(
         });
         count += 1;
     }
-    // SAFETY: the first `count` headers are written and point to addresses, pieces and control messages that outlive the call. The kernel
-    // reads those and writes `msg_len` of the headers only.
+    // SAFETY: the first `count` headers are written and point to addresses, pieces (as many as were written) and control messages that outlive
+    // the call, and the pieces to readable bytes. The kernel reads those and writes `msg_len` of the headers only.
     let rc = unsafe {
         libc::sendmmsg(
             fd.as_raw_fd(),

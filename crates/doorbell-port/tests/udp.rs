@@ -62,6 +62,56 @@ fn send_all(port: &mut dyn Port, batch: &mut SendBatch) {
     assert!(batch.is_empty());
 }
 
+/// Payload that is sent from where it lies, alone, in trains, and between packets that lie in the batch.
+#[test]
+fn payload_that_is_lent_arrives_whole_and_in_order() {
+    for addr in ["127.0.0.1:0", "[::1]:0"] {
+        for trains in [false, true] {
+            let (mut a, mut b) = (port(addr, trains), port(addr, trains));
+            assert!(a.lends());
+            let to = path(&mut a, b.local_addr(), trains);
+            let sizes = [
+                (28, 4096),
+                (12, 4096),
+                (12, 4096),
+                (12, 100),
+                (40, 0),
+                (28, 1024),
+                (12, 4112),
+            ];
+            let packets: Vec<_> = sizes
+                .iter()
+                .cycle()
+                .take(60)
+                .enumerate()
+                .map(|(n, (head, payload))| (*head, packet(n, head + payload)))
+                .collect();
+            let mut batch = SendBatch::new();
+            for (head, bytes) in &packets {
+                let space = batch.space(&to).unwrap();
+                space[..*head].copy_from_slice(&bytes[..*head]);
+                if bytes.len() == *head {
+                    batch.commit(&to, *head);
+                } else {
+                    // SAFETY: the packets live until the batch is sent, below.
+                    unsafe {
+                        batch.commit_lent(&to, *head, bytes[*head..].as_ptr(), bytes.len() - head)
+                    };
+                }
+            }
+            assert_eq!(batch.len(), packets.len());
+            send_all(&mut a, &mut batch);
+            let got = receive(&mut b, packets.len());
+            assert_eq!(got.len(), packets.len());
+            for ((_, sent), (bytes, check, ..)) in packets.iter().zip(&got) {
+                assert!(sent == bytes && *check == Check::Exact);
+            }
+            let bytes: usize = packets.iter().map(|(_, p)| p.len() + 4).sum();
+            assert_eq!(a.counters().sent_bytes, bytes as u64);
+        }
+    }
+}
+
 #[test]
 fn packets_of_all_sizes_arrive_whole_and_in_order() {
     for (a, b) in [

@@ -132,7 +132,8 @@ impl Connection {
         self.responder.settle(memory);
     }
 
-    /// Writes the next packet, from base header to padding, to the front of `out` and returns its length. `None`: nothing to send now.
+    /// Writes the next packet, from base header to padding, to the front of `out` and returns its length. `None`: nothing to send now. Where the
+    /// memory [lends](Memory::lend) the payload, only the headers are written and counted.
     ///
     /// `out` needs room for a full packet: [`doorbell_wire::roce::MAX_HEADER`], the path MTU, and 3 bytes.
     pub fn transmit(

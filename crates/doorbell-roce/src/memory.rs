@@ -85,6 +85,15 @@ pub trait Memory {
     /// The message fails with this fault.
     fn load(&mut self, message: u64, offset: u32, out: &mut [u8]) -> Result<bool, LocalFault>;
 
+    /// Will the implementor itself put these bytes of a message behind what [`Connection::transmit`](crate::Connection::transmit) writes, where
+    /// [`Memory::load`] would copy them? Asked of packets that go out for the first time and end without padding. After a `true`, `transmit` returns
+    /// the length of the headers alone. What is sent again is always loaded: a source that changes while its packet leaves may damage that packet,
+    /// but not the copy.
+    fn lend(&mut self, message: u64, offset: u32, len: u32) -> bool {
+        let _ = (message, offset, len);
+        false
+    }
+
     /// Stores what a READ, or an atomic (8 bytes, little-endian), brought back.
     ///
     /// # Errors

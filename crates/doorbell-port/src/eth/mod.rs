@@ -25,7 +25,7 @@ use crate::counters::PortCounters;
 use crate::describe::Description;
 use crate::error::{PortError, Result};
 use crate::path::{self, Path, PathRequest};
-use crate::sys::{self, Arrival, Control, MESSAGES, Message};
+use crate::sys::{self, Arrival, Control, MESSAGES, Message, Piece};
 use station::{Mac, Seen, Station};
 
 pub use dgram::{DgramOptions, Place};
@@ -142,8 +142,8 @@ impl Inner {
         self.connect();
         let message = Message {
             to: None,
-            head: frame,
-            body: &[],
+            pieces: std::iter::once(Piece::new(frame)),
+            count: 1,
             control: Control::new(),
         };
         let _ = sys::send_messages(self.fd.as_fd(), std::iter::once(message));
@@ -380,8 +380,10 @@ impl Port for EthPort {
                         *bytes = (packet.bytes.len() + ICRC_LEN) as u64;
                         Message {
                             to: None,
-                            head: &head.bytes[..head.len],
-                            body: packet.with_icrc(),
+                            pieces: [&head.bytes[..head.len], packet.with_icrc()]
+                                .into_iter()
+                                .map(Piece::new),
+                            count: 2,
                             control: Control::new(),
                         }
                     });

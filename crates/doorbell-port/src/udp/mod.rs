@@ -85,6 +85,10 @@ impl Port for UdpPort {
         self.gets_trains
     }
 
+    fn lends(&self) -> bool {
+        true
+    }
+
     fn qpn_class(&self) -> Option<(u32, u32)> {
         self.share.as_ref().map(|s| (share::MASK, s.class()))
     }

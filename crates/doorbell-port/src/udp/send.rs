@@ -21,6 +21,7 @@ impl UdpPort {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                         self.counters.sent_full += 1;
+                        batch.keep();
                         break;
                     }
                     Some(libc::EINTR) => {}
@@ -80,8 +81,8 @@ impl UdpPort {
             }
             Message {
                 to: Some(RawAddr::new(train.path.peer)),
-                head: batch.bytes_of(train),
-                body: &[],
+                pieces: batch.pieces_of(train),
+                count: train.pieces(),
                 control,
             }
         });
@@ -93,7 +94,7 @@ impl UdpPort {
         c.sent_calls += 1;
         for train in &batch.waiting()[..trains] {
             c.sent_packets += u64::from(train.count);
-            c.sent_bytes += batch.bytes_of(train).len() as u64;
+            c.sent_bytes += train.len() as u64;
             c.sent_trains += u64::from(train.count > 1);
         }
         batch.consume(trains);

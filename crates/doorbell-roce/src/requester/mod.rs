@@ -301,7 +301,11 @@ impl Requester {
         if out.len() < total {
             return None;
         }
-        if len > 0 {
+        let lent = len > 0
+            && bth.pad == 0
+            && self.next.since(self.high) >= 0
+            && memory.lend(posted.message.token, offset, len);
+        if len > 0 && !lent {
             match memory.load(posted.message.token, offset, &mut out[start..body]) {
                 Ok(true) => {}
                 Ok(false) => return None,
@@ -337,7 +341,7 @@ impl Requester {
                 }
             }
         }
-        Some(total)
+        Some(if lent { start } else { total })
     }
 
     fn transmit_read(

@@ -89,6 +89,31 @@ fn an_answer_is_asked_for_where_sending_stops() {
     assert_eq!(rig.psns(), (P + 64..P + 80).collect::<Vec<_>>());
 }
 
+/// Payload is lent for the first sending of a packet, if that ends without padding; what is sent again is copied, and the packets are the same.
+#[test]
+fn payload_is_lent_once() {
+    let bytes: Vec<u8> = (0..3 * 256 + 8).map(|n| n as u8).collect();
+    let mut plain = Rig::new();
+    plain.post(7, WRITE, &bytes);
+    plain.post(8, WRITE, &bytes[..13]);
+    let whole = plain.take_all();
+    let mut rig = Rig::new();
+    rig.host.lends = true;
+    rig.post(7, WRITE, &bytes);
+    rig.post(8, WRITE, &bytes[..13]);
+    let sent = rig.take_all();
+    let lent = [(7, 0, 256), (7, 256, 256), (7, 512, 256), (7, 768, 8)];
+    assert_eq!(rig.host.lent, lent);
+    for ((sent, whole), (_, offset, len)) in sent.iter().zip(&whole).zip(lent) {
+        let payload = &bytes[offset as usize..][..len as usize];
+        assert_eq!([sent, payload].concat(), *whole);
+    }
+    assert_eq!(sent[4], whole[4], "padded, so copied");
+    rig.give(&answer(nak(NakCode::PsnSequence), P + 1));
+    assert_eq!(rig.take_all(), whole[1..], "sent again");
+    assert_eq!(rig.host.lent, lent);
+}
+
 /// 9.7.3: an event is asked for only where a receive completes.
 #[test]
 fn solicited_is_for_what_consumes_a_receive() {

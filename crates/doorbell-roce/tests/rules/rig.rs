@@ -23,6 +23,9 @@ pub(crate) struct Host {
     pub(crate) base: u64,
     pub(crate) region: Vec<u8>,
     pub(crate) local: HashMap<u64, Vec<u8>>,
+    /// Payload is lent and not loaded; what was lent: message, offset, length.
+    pub(crate) lends: bool,
+    pub(crate) lent: Vec<(u64, u32, u32)>,
     /// The message whose local memory is bad, from this offset on.
     pub(crate) bad: Option<(u64, u32)>,
     pub(crate) receives: usize,
@@ -48,6 +51,8 @@ impl Host {
             base: BASE,
             region: vec![0; 64 << 10],
             local: HashMap::new(),
+            lends: false,
+            lent: Vec::new(),
             bad: None,
             receives: 0,
             room: 8192,
@@ -104,6 +109,13 @@ impl Memory for Host {
         }
         out.copy_from_slice(&self.local[&message][offset as usize..][..out.len()]);
         Ok(true)
+    }
+
+    fn lend(&mut self, message: u64, offset: u32, len: u32) -> bool {
+        if self.lends {
+            self.lent.push((message, offset, len));
+        }
+        self.lends
     }
 
     fn store(&mut self, message: u64, offset: u32, bytes: &[u8]) -> Result<Status, LocalFault> {

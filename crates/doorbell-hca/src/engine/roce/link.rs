@@ -86,6 +86,8 @@ impl ColdQp {
             flight: &self.flight,
             access: link.access,
             staged: &mut self.staged,
+            lends: false,
+            lent: None,
         };
         Some((link, memory))
     }
@@ -100,6 +102,8 @@ impl ColdQp {
             flight: &self.flight,
             access: Access::NONE,
             staged: &mut self.staged,
+            lends: false,
+            lent: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::engine::exec::modify;
 use crate::fault::{Fault, TABLE};
 use crate::mem::{Access, End, Place};
 use crate::qp::shared::QpShared;
+use crate::raw::Shared;
 
 /// The memory behind one QP's connection, for one call.
 pub(in crate::engine) struct QpMemory<'a, 'c> {
@@ -26,7 +27,14 @@ pub(in crate::engine) struct QpMemory<'a, 'c> {
     pub(super) access: Access,
     /// Copies to and from memory that the CPU does not reach; nothing if there has been no such memory.
     pub(super) staged: &'a mut Option<Box<Staged>>,
+    /// The port takes payload that is not in its batch.
+    pub(super) lends: bool,
+    /// Payload of the packet that was just made, and its length.
+    pub(super) lent: Option<(Shared<u8>, usize)>,
 }
+
+/// Payload below this is copied: a piece more costs the kernel as much.
+const LEND: u32 = 1024;
 
 /// A fault as the transport carries it, and back.
 fn local(fault: Fault) -> LocalFault {
@@ -214,6 +222,27 @@ impl Memory for QpMemory<'_, '_> {
             }
         }
         Ok(true)
+    }
+
+    fn lend(&mut self, message: u64, offset: u32, len: u32) -> bool {
+        if !self.lends || len < LEND {
+            return false;
+        }
+        let Some(&[piece]) = self.flight.find(message).map(|one| one.bytes.pieces()) else {
+            return false;
+        };
+        // Whatever is wrong with it is said by `load`.
+        let inside = u64::from(offset) + u64::from(len) <= u64::from(piece.len);
+        let addr = piece.addr.wrapping_add(u64::from(offset));
+        let found = inside.then(|| {
+            let need = Access::NONE;
+            self.find(End::Local, piece.key.0, addr, u64::from(len), need)
+        });
+        let Some(Ok(Place::Host(at))) = found else {
+            return false;
+        };
+        self.lent = Some((at, len as usize));
+        true
     }
 
     fn store(&mut self, message: u64, offset: u32, bytes: &[u8]) -> Result<Status, LocalFault> {

@@ -80,6 +80,8 @@ pub(crate) struct CorePort {
     pub(super) port: Box<dyn Port>,
     rx: RecvBatch,
     tx: SendBatch,
+    /// The port takes payload where it lies.
+    lends: bool,
     /// Slot of each connected queue pair, by number.
     routes: HashMap<u32, u32, BuildHasherDefault<QpnHash>>,
     /// Slots and numbers of connected queue pairs.
@@ -110,6 +112,7 @@ impl CorePort {
         Self {
             core,
             rx: port.recv_batch(),
+            lends: port.lends(),
             port,
             tx: SendBatch::new(),
             routes: HashMap::default(),
@@ -296,6 +299,7 @@ impl CorePort {
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
         }
+        memory.lends = self.lends;
         let mut sent = 0;
         for _ in 0..SHARE {
             if self.tx.space(&link.path).is_none() && !self.flush(inner) {
@@ -306,7 +310,14 @@ impl CorePort {
             };
             match link.connection.transmit(now, &mut memory, space) {
                 Some(len) => {
-                    self.tx.commit(&link.path, len);
+                    match memory.lent.take() {
+                        None => self.tx.commit(&link.path, len),
+                        // SAFETY: memory that was resolved in this round stays readable until the round ends, and every round that puts
+                        // packets into the batch sends it before it ends.
+                        Some((at, payload)) => unsafe {
+                            self.tx.commit_lent(&link.path, len, at.as_ptr(), payload);
+                        },
+                    }
                     sent += 1;
                 }
                 None => break,
