@@ -105,7 +105,7 @@ fn mpirun(command: &str, link: &str) {
 
 #[test]
 #[ignore = "needs PEER openmpi-bin"]
-fn peer_mpirun_of_open_mpi() {
+fn peer_mpirun_of_openmpi() {
     mpirun("mpirun.openmpi --allow-run-as-root --oversubscribe", "roce");
     mpirun("mpirun.openmpi --allow-run-as-root --oversubscribe", "shm");
 }

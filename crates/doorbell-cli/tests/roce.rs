@@ -166,3 +166,63 @@ fn perftest_in_both_roles() {
         );
     }
 }
+
+#[test]
+#[ignore = "needs PEER tshark"]
+fn peer_tshark_dissects_what_runs_sent_and_received() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.pcapng");
+    let name = file.to_str().expect("text");
+    for (args, opcodes) in [
+        // Opcodes of InfiniBand's RC: first, middle, last and only WRITE; acknowledgement; SEND; READ; atomics.
+        ("put-bw --size 3000 --mtu 256", &["6", "7", "8", "17"][..]),
+        ("put-bw --size 8", &["10", "17"]),
+        ("send-lat --size 64", &["5", "17"]),
+        ("get-bw --size 3000 --mtu 1024", &["12", "13", "14", "15"]),
+        ("atomic-rate", &["20", "18"]),
+        ("signal-lat", &["10", "20", "18"]),
+        (
+            "put-bw --size 3000 --mtu 1024 --net-fault loss=2%,dup=2%,reorder=2%,seed=3",
+            &["6", "8", "17"],
+        ),
+    ] {
+        let run = format!(
+            "perf {args} --iters 200 --no-baseline --link roce:udp://127.0.0.1:47913 --pcap"
+        );
+        succeed(&[&words(&run)[..], &[name]].concat());
+        let output = std::process::Command::new("tshark")
+            .args(["-r", name, "-d", "udp.port==47913,infiniband"])
+            .args([
+                "-o",
+                "ip.check_checksum:TRUE",
+                "-o",
+                "udp.check_checksum:TRUE",
+            ])
+            .args([
+                "-T",
+                "fields",
+                "-e",
+                "infiniband.bth.opcode",
+                "-e",
+                "_ws.malformed",
+            ])
+            .args(["-e", "_ws.expert.message", "-e", "frame.protocols"])
+            .output()
+            .expect("tshark");
+        let (out, err) = texts(&output);
+        assert!(output.status.success(), "{err}");
+        let mut seen = std::collections::BTreeSet::new();
+        for line in out.lines() {
+            let fields: Vec<&str> = line.split('\t').collect();
+            assert!(!fields[0].is_empty(), "{args}: no InfiniBand: {line}");
+            // Payloads are random, and a few begin like another protocol's, which Wireshark then tries.
+            let guessed = fields[3].contains("infiniband:ethertype");
+            assert!(fields[1].is_empty() || guessed, "{args}: {line}");
+            assert!(!line.to_lowercase().contains("checksum"), "{args}: {line}");
+            seen.insert(fields[0].to_owned());
+        }
+        for opcode in opcodes {
+            assert!(seen.contains(*opcode), "{args}: no {opcode} in {seen:?}");
+        }
+    }
+}
