@@ -53,9 +53,12 @@ impl Window {
         let mr = check(addr, size, kind, flags)
             .and_then(|addr| unsafe { import(comm, addr, size, kind) })
             .and_then(|memory| {
-                Ok(comm
-                    .pd
-                    .register_with(&memory, Access::ALL, Addressing::Zero)?)
+                let strict = match flags & FLAG_STRICT {
+                    0 => Access::NONE,
+                    _ => Access::ORDERED,
+                };
+                let access = Access::ALL.union(strict);
+                Ok(comm.pd.register_with(&memory, access, Addressing::Zero)?)
             });
         let key = mr.as_ref().map(|mr| mr.key().to_le_bytes());
         let all = comm.gather("regMrSym", key.as_ref().map(|k| &k[..]).map_err(|e| *e))?;

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use common::jobs::{Part, play};
-use common::scenes::{all_to_all, whole};
+use common::scenes::{all_to_all, strict, whole};
 use common::{Gather, Pages, Rank, on_the_host};
 
 /// Builds `libcuda.so.1` and returns its folder, for `LD_LIBRARY_PATH`.
@@ -88,18 +88,20 @@ fn peer_process() {
     on_the_host();
     let driver = Driver::load();
     Part::read().play(|rank, gather, scene| {
-        // "one": every rank on GPU 0. "each": a GPU for each rank.
-        let device = if scene == "each" { rank as c_int } else { 0 };
+        // "… one": every rank on GPU 0. "… each": a GPU for each rank.
+        let each = scene.ends_with("each");
+        let device = if each { rank as c_int } else { 0 };
         driver.set_device(device);
-        run(rank, gather, |len| {
-            driver.pages(scene == "each", device, len)
-        });
+        run(rank, gather, scene, |len| driver.pages(each, device, len));
     });
     assert_eq!(driver.violation(), "");
 }
 
-fn run(rank: usize, gather: &Arc<Gather>, pages: impl Fn(usize) -> Pages) {
-    whole(rank, gather, |r: &Rank| all_to_all(r, &pages, 30_000));
+fn run(rank: usize, gather: &Arc<Gather>, what: &str, pages: impl Fn(usize) -> Pages) {
+    whole(rank, gather, |r: &Rank| match what {
+        "strict one" | "strict each" => strict(r, &pages, 20),
+        _ => all_to_all(r, &pages, 30_000),
+    });
 }
 
 fn on_mock(scene: &str, ranks: usize, each: usize, more: &[(&str, &str)]) {
@@ -132,4 +134,12 @@ fn two_gpus_of_one_process_reach_each_other() {
 fn two_processes_reach_each_others_gpu() {
     on_mock("each", 2, 1, &[]);
     on_mock("each", 2, 1, &[("DOORBELL_NCCL_SIGNALS", "gpu")]);
+}
+
+#[test]
+fn strict_windows_keep_the_order_of_writes_in_gpu_memory() {
+    // Both writes are rung at once, and the stand-in carries a batch out from its end.
+    let slowly = [("DOORBELL_HANDLER", "record"), ("MOCK_BATCH_US", "2000")];
+    on_mock("strict one", 2, 2, &slowly);
+    on_mock("strict each", 2, 1, &slowly);
 }

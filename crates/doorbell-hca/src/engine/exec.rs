@@ -521,7 +521,7 @@ impl EngineQp {
         }
     }
 
-    fn resolve(&self, cx: &Cx<'_>, usage: Use, key: Key) -> Result<Span, Fault> {
+    pub(super) fn resolve(&self, cx: &Cx<'_>, usage: Use, key: Key) -> Result<Span, Fault> {
         let need = usage.need();
         let regions = &cx.inner.regions;
         match (usage.end(), &self.cold.target) {

@@ -150,9 +150,11 @@ impl EngineQp {
             1 => pieces.pop().map_or(Pieces::Many(Vec::new()), Pieces::One),
             _ => Pieces::Many(pieces),
         };
+        // Where writes keep their order each of them is as a signal is: after everything before it.
+        let ordered = !read && offset > 0 && self.resolve(cx, far, remote.key)?.ordered;
         let work = Work::Copy {
             pieces,
-            signal: inline || imm.is_some(),
+            signal: inline || imm.is_some() || ordered,
         };
         self.start(cx, ctrl, work, offset as u32, imm);
         Ok(true)

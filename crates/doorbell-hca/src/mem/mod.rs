@@ -42,10 +42,13 @@ impl Access {
     pub const REMOTE_ATOMIC: Self = Self(1 << 3);
     /// All of them.
     pub const ALL: Self = Self(15);
+    /// No right but a promise: WRITEs of one queue pair become visible here in their order, even without a signal between them. In GPU
+    /// memory that costs each of them a batch of the copy engine.
+    pub const ORDERED: Self = Self(1 << 4);
 
     /// From bits; unknown ones are dropped.
     pub const fn from_bits(bits: u32) -> Self {
-        Self(bits & Self::ALL.0)
+        Self(bits & (Self::ALL.0 | Self::ORDERED.0))
     }
 
     /// As bits.
@@ -244,6 +247,8 @@ pub struct Span {
     pub len: u64,
     /// Where they are.
     pub place: Place,
+    /// [`Access::ORDERED`].
+    pub ordered: bool,
 }
 
 /// A place that bytes are moved to or from.

@@ -136,6 +136,7 @@ impl Regions {
             base: region.base,
             len: region.memory.len() as u64,
             place,
+            ordered: region.access.contains(Access::ORDERED),
         })
     }
 

@@ -102,6 +102,8 @@ pub struct Found {
     pub kind: MemoryKind,
     /// Offset of the first byte in the shared mapping.
     pub offset: u64,
+    /// [`Access::ORDERED`].
+    pub ordered: bool,
 }
 
 /// Why a key was refused.
@@ -321,6 +323,7 @@ impl TableView {
             region,
             kind,
             offset,
+            ordered: access.contains(Access::ORDERED),
         })
     }
 

@@ -305,6 +305,7 @@ impl PeerView {
             base: found.base,
             len: mapped,
             place,
+            ordered: found.ordered,
         })
     }
 }
