@@ -83,7 +83,7 @@ pub(crate) fn gather(whom: Whom) -> Result<Vec<ProcessReport>> {
 }
 
 /// The command line of a process, as far as it fits a line.
-pub(crate) fn command(pid: u32) -> String {
+pub(crate) fn command(pid: u32, room: usize) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let words: Vec<String> = bytes
         .split(|b| *b == 0)
@@ -92,20 +92,23 @@ pub(crate) fn command(pid: u32) -> String {
         .collect();
     match words.is_empty() {
         true => "its name is not known".to_owned(),
-        false => short(&words.join(" ")),
+        false => short(&words.join(" "), room),
     }
 }
 
-/// A command line without the directory of its program, as far as it fits a line.
-fn short(command: &str) -> String {
+/// A command line without the directory of its program, as far as there is room.
+fn short(command: &str, room: usize) -> String {
     let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
     let name = program.rsplit('/').next().unwrap_or(program);
     let text = format!("{name} {rest}")
         .trim_end()
         .escape_debug()
         .to_string();
-    match text.char_indices().nth(52) {
-        Some((at, _)) => format!("{}…", &text[..at]),
+    match text.char_indices().nth(room) {
+        Some(_) => {
+            let cut: String = text.chars().take(room.saturating_sub(1)).collect();
+            format!("{cut}…")
+        }
         None => text,
     }
 }
@@ -115,20 +118,17 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport) -> io::Resul
         true => format!("\x1b[1m{text}\x1b[0m"),
         false => text,
     };
-    writeln!(
-        out,
-        "{}",
-        bold(format!(
-            "{}process {} ({}), release {}",
-            report.rank.map_or(String::new(), |r| format!("rank {r}, ")),
-            report.pid,
-            match report.command.is_empty() {
-                true => command(report.pid),
-                false => short(&report.command),
-            },
-            report.version
-        ))
-    )?;
+    let rank = report.rank.map_or(String::new(), |r| format!("rank {r}, "));
+    let (before, after) = (
+        format!("{rank}process {} (", report.pid),
+        format!("), release {}", report.version),
+    );
+    let room = 80usize.saturating_sub(before.chars().count() + after.chars().count());
+    let name = match report.command.is_empty() {
+        true => command(report.pid, room),
+        false => short(&report.command, room),
+    };
+    writeln!(out, "{}", bold(format!("{before}{name}{after}")))?;
     if let Some(why) = &report.post_mortem {
         for line in table::wrap(&format!("read from its flight record: {why}"), 77) {
             writeln!(out, "  {}", bold(line))?;
@@ -223,7 +223,12 @@ fn events(out: &mut dyn Write, at_ns: u64, qp: &QpReport) -> io::Result<()> {
     for (i, event) in qp.events.iter().skip(skip).enumerate() {
         let ago = span(at_ns.saturating_sub(event.at_ns));
         let name = if i == 0 { "events" } else { "" };
-        writeln!(out, "  {name:6}  {ago:>8} ago  {}", event.text())?;
+        let mut before = format!("  {name:6}  {ago:>8} ago  ");
+        let indent = before.chars().count();
+        for line in table::wrap(&event.text(), 80 - indent) {
+            writeln!(out, "{before}{line}")?;
+            before = " ".repeat(indent);
+        }
     }
     Ok(())
 }

@@ -77,6 +77,8 @@ impl Lab {
             .gpu(GpuSelect::Host)
             .caller_driven()
             .handler(Handler::Record)
+            // What is shown is how it goes, whatever the environment asks for.
+            .fault("none")
             .open()?;
         let (here, there) = (device.pd()?, device.pd()?);
         let region = |pd: &Pd, base, access| -> Result<Mr> {

@@ -264,3 +264,36 @@ fn the_seed_decides_which_bit() {
     corrupt(&mut words, 0xf0);
     assert_eq!(words[7].to_le_bytes(), [0, 0, 0, 0, 0, 0, 0, 0xf0]);
 }
+
+#[test]
+fn the_page_has_every_word() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/faults.md");
+    let page = std::fs::read_to_string(page).expect("docs/faults.md");
+    let (_, rest) = page.split_once("<!-- grammar -->").expect("its grammar");
+    let (grammar, _) = rest.split_once("<!-- end -->").expect("the end of it");
+    for word in SELECTORS {
+        assert!(grammar.contains(&format!("\"{word}=\"")), "{word}");
+    }
+    for word in ACTIONS {
+        assert!(grammar.contains(&format!("\"{word}")), "{word}");
+        assert!(
+            page.contains(&format!("| `{word}`")),
+            "{word} has no row of what it does"
+        );
+    }
+    // And none that is not read: every quoted action begins a line.
+    for line in grammar
+        .lines()
+        .filter(|l| l.starts_with("action") || l.starts_with("         | \""))
+    {
+        let word = line
+            .split('"')
+            .nth(1)
+            .unwrap_or_default()
+            .trim_end_matches('=');
+        assert!(
+            ACTIONS.contains(&word) || SELECTORS.contains(&word),
+            "{word}"
+        );
+    }
+}

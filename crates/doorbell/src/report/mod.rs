@@ -38,6 +38,8 @@ pub fn records(pid: u32) -> Vec<(u32, std::path::PathBuf)> {
 
 /// See [`Device::diagnosis`].
 pub(crate) fn diagnosis(id: u64) -> Vec<String> {
+    /// Thousands of queue pairs may stand for one reason.
+    const MOST_LINES: usize = 8;
     const PATIENCE: Duration = Duration::from_millis(500);
     let own = server::own(true);
     let pid = own.pid;
@@ -47,14 +49,30 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     let mut lines = Vec::new();
     for device in &reports[0].devices {
         lines.extend(device.waits.iter().map(|w| w.verdict.clone()));
-        let stuck = device.qps.iter().filter(|q| q.stuck && device.id == id);
-        lines.extend(stuck.map(|qp| match &qp.peer {
-            Some(peer) => format!(
+    }
+    let stuck = reports[0].devices.iter().filter(|d| d.id == id);
+    let mut more = 0;
+    for qp in stuck.flat_map(|d| &d.qps).filter(|q| q.stuck) {
+        // A wait for it has said so.
+        let said = lines.iter().any(|l| l.contains(&qp.verdict));
+        let text = match (said, &qp.peer) {
+            (true, None) => continue,
+            (true, Some(peer)) => format!("QP {:#08x}: its other end is {peer}", qp.qpn),
+            (false, None) => format!("QP {:#08x}: {}", qp.qpn, qp.verdict),
+            (false, Some(peer)) => format!(
                 "QP {:#08x}: {}; its other end is {peer}",
                 qp.qpn, qp.verdict
             ),
-            None => format!("QP {:#08x}: {}", qp.qpn, qp.verdict),
-        }));
+        };
+        match lines.len() < MOST_LINES {
+            true => lines.push(text),
+            false => more += 1,
+        }
+    }
+    if more > 0 {
+        lines.push(format!(
+            "{more} more queue pairs are stuck: `doorbell dump {pid}` shows all"
+        ));
     }
     if lines.is_empty() {
         lines.push("no wait and no queue pair of this process lacks anything".to_owned());
