@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Sweep(Box<SweepArgs>),
     /// Say what changed between two sweeps beyond noise
     Compare(CompareArgs),
+    /// Test this host's RDMA hardware, and write what was found to a file to send back
+    Hwtest(crate::hwtest::HwtestArgs),
     /// Run one operation and show every byte of it, then the same with a mistake
     Explain(ExplainArgs),
     /// Show the queue pairs of a running process, and what a stuck one waits for

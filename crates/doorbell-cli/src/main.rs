@@ -14,6 +14,7 @@ mod dump;
 mod environment;
 mod explain;
 mod foreign;
+mod hwtest;
 mod info;
 mod lists;
 mod perf;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => dump::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Sweep(args) => sweep::run(args),
+        Command::Hwtest(args) => hwtest::run(args),
         Command::Compare(args) => compare::run(args),
     };
     match ended {

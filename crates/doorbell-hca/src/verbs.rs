@@ -236,7 +236,9 @@ impl VerbsPort {
         if !self.device.atomics {
             access = Access::from_bits(access.bits() & !Access::REMOTE_ATOMIC.bits());
         }
-        let (len, base, rights) = (region.memory.len(), region.base, access.bits());
+        // Those of verbs; ours may have more.
+        let rights = access.bits() & Access::ALL.bits();
+        let (len, base) = (region.memory.len(), region.base);
         let mr = match &region.memory {
             Memory::Host { ptr, .. } | Memory::Shared { ptr, .. } => {
                 let at = ptr.as_ptr().expose_provenance() as u64;

@@ -147,6 +147,9 @@ impl World {
             own.fail_request = None;
             return Outcome::Failed(status, vendor);
         }
+        if request.broken {
+            return Outcome::Failed(wc_status::LOC_QP_OP_ERR, 0);
+        }
         let looks = own.config.rnr_looks;
         // This side.
         let need = match request.opcode {

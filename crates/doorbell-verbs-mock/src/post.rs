@@ -91,6 +91,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 pieces.to_vec()
             },
             inline,
+            broken: false,
             looks: 0,
         };
         if let Err(errno) = take(&mut world, qpn, request) {
@@ -170,6 +171,7 @@ unsafe fn build(qp: *mut RawQpEx, opcode: u32, addr: u64, rkey: u32, imm: u32, o
         operands,
         pieces: Vec::new(),
         inline: None,
+        broken: false,
         looks: 0,
     };
     if let Some(queue) = world().qps.get_mut(&qpn) {
@@ -241,8 +243,16 @@ pub(crate) unsafe extern "C" fn wr_set_inline(qp: *mut RawQpEx, at: *mut c_void,
         // SAFETY: readable bytes of the caller's.
         len => unsafe { core::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
     };
+    let set = |request: &mut Request| {
+        // As soft-RoCE has it: without the flag nobody looks at the bytes.
+        if request.flags & send_flags::INLINE != 0 {
+            request.inline = Some(bytes);
+        } else {
+            request.broken = true;
+        }
+    };
     // SAFETY: passed on.
-    unsafe { last(qp, |request| request.inline = Some(bytes)) };
+    unsafe { last(qp, set) };
 }
 
 pub(crate) unsafe extern "C" fn wr_set_sge(qp: *mut RawQpEx, lkey: u32, addr: u64, length: u32) {

@@ -70,6 +70,8 @@ pub(crate) struct Request {
     pub(crate) operands: [u64; 2],
     pub(crate) pieces: Vec<Sge>,
     pub(crate) inline: Option<Vec<u8>>,
+    /// Not as the device wants it.
+    pub(crate) broken: bool,
     /// Looks at a peer without a receive.
     pub(crate) looks: u32,
 }

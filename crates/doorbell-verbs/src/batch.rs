@@ -196,7 +196,11 @@ impl Batch {
             }
             self.called += 1;
             (*qp).wr_id = work.id;
-            (*qp).wr_flags = work.flags;
+            // soft-RoCE's kernel side looks for inline data only where this flag is; others set it themselves.
+            (*qp).wr_flags = match work.data {
+                Data::Inline(_) => work.flags | send_flags::INLINE,
+                Data::Pieces(_) => work.flags,
+            };
             match work.op {
                 Op::Write { addr, rkey, imm } => match imm {
                     None => (calls.write)(qp, rkey, addr),

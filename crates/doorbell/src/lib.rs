@@ -90,6 +90,7 @@ mod peer;
 pub mod provider;
 mod proxy;
 mod qp;
+mod rdma;
 pub mod report;
 mod signal;
 
@@ -112,6 +113,7 @@ pub use qp::{
     AnyQp, Cq, Export, ExportLayout, Handler, Progress, Qp, QpBuilder, QpCore, QpCounters, QpState,
     Ready, Reset, State, connect_pair, export_array, export_array_host,
 };
+pub use rdma::{RdmaPort, rdma_ports};
 
 pub use doorbell_device::layout::{CqKind, ErrorKind, QpHandle};
 pub use doorbell_gpu::{

@@ -27,7 +27,8 @@ impl VerbsSettings {
             text: settings.verbs.clone(),
             mtu: settings.roce_mtu.unwrap_or(4096),
             timeout: settings.roce_timeout,
-            retry: settings.roce_retry,
+            // soft-RoCE takes 7 for "without end", as all do where no receive is posted; its peers that are gone would never be missed.
+            retry: settings.roce_retry.min(6),
             library: OnceLock::new(),
             open: Mutex::default(),
         }

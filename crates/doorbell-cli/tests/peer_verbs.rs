@@ -1,0 +1,182 @@
+//! Doorbell over an RDMA device that nobody here wrote: soft-RoCE in a Linux guest, in which the command itself runs over `verbs:rxe0`. Every operation
+//! and every way to fail are `hwtest`'s steps; here are the sizes, sharing modes and tests of `perf`, a device that is deleted in
+//! mid-transfer, and unmodified perftest as the peer.
+//!
+//! Needs QEMU and the guest: `peers/rxe/setup.sh target/rxe`, then
+//! `DOORBELL_RXE=$PWD/target/rxe cargo test -p doorbell-cli --test peer_verbs -- --ignored`.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// A guest boots in some eight seconds; what runs in it is a hundred times slower than here.
+const PATIENCE: Duration = Duration::from_secs(280);
+
+/// Runs a script in a guest of its own that has the command as `/mnt/doorbell`; returns what was said.
+fn guest(script: &str) -> String {
+    let folder = std::env::var("DOORBELL_RXE").expect("DOORBELL_RXE names the folder of setup.sh");
+    let share = tempfile::tempdir().expect("a folder");
+    std::fs::copy(
+        env!("CARGO_BIN_EXE_doorbell"),
+        share.path().join("doorbell"),
+    )
+    .expect("a copy of the command");
+    let file = share.path().join("script");
+    std::fs::write(&file, script).expect("the script");
+    let all = |path: PathBuf, mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, mode).expect("permissions");
+    };
+    all(file, 0o644);
+    all(share.path().to_owned(), 0o755);
+    let vm = concat!(env!("CARGO_MANIFEST_DIR"), "/../../peers/rxe/vm.sh");
+    let mut child = Command::new(vm)
+        .args([folder.as_str(), "sh /mnt/script"])
+        .env("SHARE", share.path())
+        .env("SMP", "2")
+        .env("MEM", "512")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("QEMU");
+    let output = child.stdout.take().expect("piped");
+    let (tell, said) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if tell.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let (started, mut all) = (Instant::now(), String::new());
+    loop {
+        match said.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
+            Ok(line) => {
+                all.push_str(&line);
+                all.push('\n');
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("the guest did not end:\n{all}");
+            }
+        }
+    }
+    let _ = child.wait();
+    all
+}
+
+/// Runs it, and expects its end with status 0.
+fn well(script: &str) -> String {
+    let said = guest(script);
+    assert!(said.contains("CMD-END rc=0"), "{said}");
+    said
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_every_operation_and_every_way_to_fail() {
+    for device in ["rxe0", "rxe0?post=list"] {
+        let said = well(&format!(
+            "/mnt/doorbell hwtest --no-perf --device '{device}' --signals 20000 --timeout 60 --json /tmp/h.json --page /tmp/h.txt && cat /tmp/h.txt"
+        ));
+        let page = said
+            .split("Doorbell hardware test")
+            .nth(1)
+            .expect("the page");
+        assert_eq!(page.matches("  ok  ").count(), 10, "{said}");
+        assert!(!page.contains("FAILED"), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_perf_checks_every_byte() {
+    let perf = |rest: &str| {
+        format!(
+            "/mnt/doorbell perf {rest} --link verbs:rxe0 --gpu host --check --timeout 60 || exit 1\n"
+        )
+    };
+    let script = [
+        perf("put-bw --size 1,8,4K,1M --iters 300"),
+        perf("put-bw --size 64 --iters 500 --threads 4 --sharing gpu"),
+        perf("put-bw --size 64 --iters 500 --threads 4 --sharing block"),
+        perf("put-bw --size 64 --iters 300 --threads 3"),
+        perf("get-bw --size 8,64K --iters 200"),
+        perf("send-bw --size 1,4K --iters 300"),
+        perf("atomic-rate --iters 1000"),
+        perf("put-lat --size 8 --iters 300"),
+        perf("signal-lat --size 8 --iters 300"),
+        perf("get-lat --size 8 --iters 300"),
+        perf("send-lat --size 8 --iters 300"),
+    ]
+    .concat();
+    let said = well(&script);
+    assert_eq!(
+        said.matches("none wrong").count() + said.matches("all right").count() > 0,
+        true,
+        "{said}"
+    );
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_serve_and_connect_find_the_device_by_address() {
+    well(
+        "/mnt/doorbell serve --once --gpu host --listen 192.168.77.2 >/tmp/serve 2>&1 &\n\
+         sleep 3\n\
+         /mnt/doorbell perf put-bw --link verbs --connect 192.168.77.2 --gpu host --size 4K --iters 300 --check --timeout 60 || exit 1\n\
+         wait $! || exit 2\n\
+         cat /tmp/serve; grep -q 'over verbs' /tmp/serve",
+    );
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_ends_the_run_with_its_reason() {
+    let said = guest(
+        "/mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64K --secs 30 --timeout 20 >/tmp/out 2>&1 &\n\
+         run=$!\n\
+         sleep 8\n\
+         rdma link delete rxe0\n\
+         wait $run; echo \"ended rc=$?\"\n\
+         cat /tmp/out\n\
+         /mnt/doorbell info 2>&1 | grep -A3 '  verbs'\n\
+         rdma link add rxe0 type rxe netdev eth0\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64 --iters 200 --check --timeout 60; echo \"again rc=$?\"",
+    );
+    assert!(said.contains("ended rc=1"), "{said}");
+    assert!(
+        said.contains("the device was removed or has failed"),
+        "{said}"
+    );
+    assert!(said.contains("again rc=0"), "{said}");
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_mistakes_of_a_site_are_explained() {
+    let said = guest(
+        "/mnt/doorbell perf put-bw --link verbs:nosuch --gpu host\n\
+         ip link set eth0 down; sleep 1\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host\n\
+         ip link set eth0 up; sleep 1\n\
+         /mnt/doorbell perf put-bw --link 'verbs:rxe0?gid=77' --gpu host\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0:9 --gpu host\n\
+         DOORBELL_IBVERBS=/no/such.so /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host\n",
+    );
+    for words in [
+        "no RDMA device \"nosuch\"; there is rxe0",
+        "is down, not active",
+        "no GID at index 77",
+        "ports 1 to 1, port 9 was asked for",
+        "install rdma-core",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+}
