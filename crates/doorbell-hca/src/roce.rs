@@ -51,6 +51,8 @@ pub struct StrangerCounters {
     pub wrong_source: u64,
     /// Dropped because GPU memory that they are for is too far behind; they come again.
     pub memory_behind: u64,
+    /// Whose ICRC fits an IPv4 identification that their sender, a port of ours, never uses: damaged.
+    pub damaged: u64,
     /// That are no RoCE packets (opcode, length, version, reserved values).
     pub malformed: u64,
 }

@@ -11,7 +11,9 @@ use doorbell_hca::roce::{PortConfig, RoceTarget};
 use doorbell_hca::{Access, Destination};
 use doorbell_wire::Wqe;
 use doorbell_wire::cqe::Kind;
-use doorbell_wire::roce::Psn;
+use doorbell_wire::roce::icrc::{self, Ip};
+use doorbell_wire::roce::net::Ipv4;
+use doorbell_wire::roce::{Bth, Ext, Header, Opcode, Psn, Reth};
 
 /// A rig with a port, and a queue pair with a receive queue.
 fn side() -> (Rig, MockQp, doorbell_hca::roce::RocePort) {
@@ -85,6 +87,55 @@ fn who_leaves_after_a_ping_pong_has_acknowledged() {
         let counted = a.hca_qp().roce_counters(PATIENCE).expect("alive");
         assert_eq!(counted.expect("connected").retransmitted_packets, 0);
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn an_identification_that_our_ports_never_send_is_damage() {
+    let ((rig_a, a, port_a), (rig_b, b, port_b)) = (side(), side());
+    connect(&a, &b, &port_b);
+    connect(&b, &a, &port_a);
+    let at_a = rig_a.region(64);
+    // Who has the peer's address, and guessed everything else.
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let own = socket.local_addr().expect("its address").port();
+    let to = at_a.remote(0);
+    let send = |id: u16, psn: u32, value: u64| {
+        let qpn = a.hca_qp().qpn().get();
+        // RC WRITE only.
+        let header = Header {
+            bth: Bth::new(Opcode(0x0a), qpn, Psn::new(psn)),
+            ext: Ext::Reth(Reth {
+                va: to.addr,
+                rkey: to.key.0,
+                len: 8,
+            }),
+        };
+        let mut bytes = [0; 128];
+        let len = header.emit(&mut bytes) + 8;
+        bytes[len - 8..len].copy_from_slice(&value.to_le_bytes());
+        let addresses = Ip::V4(Ipv4 {
+            id,
+            src: [127, 0, 0, 1],
+            dst: [127, 0, 0, 1],
+            ..Ipv4::default()
+        });
+        let crc = icrc::compute(&addresses, own, port_a.local.port(), &bytes[..len]);
+        bytes[len..len + 4].copy_from_slice(&crc.to_le_bytes());
+        let sent = socket.send_to(&bytes[..len + 4], port_a.local);
+        assert_eq!(sent.expect("sent"), len + 4);
+    };
+    let first = b.hca_qp().qpn().get();
+    let damaged = || {
+        let counters = rig_a.hca.roce_counters(0).expect("alive");
+        counters.expect("a port").strangers.damaged
+    };
+    send(1000, first, 7);
+    assert!(until(&rig_a, &rig_b, || damaged() == 1));
+    assert_eq!(at_a.u64(0), 0);
+    send(63, first, 8);
+    assert!(until(&rig_a, &rig_b, || at_a.u64(0) == 8));
+    assert_eq!(damaged(), 1);
 }
 
 #[test]

@@ -217,6 +217,12 @@ fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::
     // A queue pair fails before the patience with a silent peer ends; that it is silent is what is behind it.
     let error = match context.partner.as_mut().map(|p| p.alive(Duration::ZERO)) {
         Some(Err(death)) => error.context(death.to_string()),
+        _ if crate::words(&error).contains("TRANSPORT_RETRY") => {
+            match context.partner.as_ref().and_then(Partner::heard) {
+                Some(heard) => error.context(heard),
+                None => error,
+            }
+        }
         _ => error,
     };
     error.context(case.label())

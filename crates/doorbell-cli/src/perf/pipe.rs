@@ -189,6 +189,18 @@ impl Partner {
         }
     }
 
+    /// Who it is and when it was heard of last, for errors of the link to it; nothing of a process that this one started.
+    pub(crate) fn heard(&self) -> Option<String> {
+        match &self.wire {
+            Wire::Child(_) => None,
+            Wire::Channel(channel) => Some(format!(
+                "the peer process at {} gave its last sign of life {} ago",
+                channel.peer(),
+                span(channel.silence())
+            )),
+        }
+    }
+
     /// The run cannot go on: the peer is told why, if there is a way to.
     pub(crate) fn give_up(self, why: &str) {
         if let Wire::Channel(channel) = self.wire {

@@ -328,6 +328,9 @@ pub(crate) fn explain(code: u64) -> String {
                 if Vendor(vendor) != Vendor::NONE {
                     text.push_str(&format!("; vendor syndrome {}", Vendor(vendor)));
                 }
+                if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY {
+                    text.push_str("; look whether the peer runs, and whether UDP passes both ways in packets of that size");
+                }
                 text
             }
             Failure::TimedOut => {

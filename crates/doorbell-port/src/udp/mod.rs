@@ -108,9 +108,9 @@ impl Port for UdpPort {
         ];
         if v4 {
             guarantees.push(
-                "received packets: a UDP socket hides the IPv4 identification, which the ICRC covers. Packets of other Doorbell ports are checked \
-                 in full; for others the one identification that explains the ICRC is accepted, which weakens the check from 32 to 16 bits \
-                 (IPv6 and raw ports have the full check)"
+                "received packets: a UDP socket hides the IPv4 identification, which the ICRC covers. Doorbell ports send 0 to 63, so 26 \
+                 of its 32 bits check the packets of a connected Doorbell; others use any identification, and the one that explains the ICRC is \
+                 accepted, which leaves 16 bits (IPv6 and raw ports check all 32)"
                     .to_owned(),
             );
         } else {

@@ -1,8 +1,9 @@
 //! Receiving, and checking an ICRC that covers what a socket does not show.
 //!
-//! Over IPv4 the identification is missing. The packets of our own ports have small ones (0, counted up within a train), which a receiver tries
-//! first: that check uses all 32 bits. Another implementation counts as it likes; then the one identification that explains the checksum is
-//! looked for, and accepted, which leaves 16 bits of the check. The rest of the header is known: the socket gives the addresses, the kernel checked
+//! Over IPv4 the identification is missing. The packets of our own ports have small ones (0, counted up within a train of at most 64), and the
+//! one that is due is tried first. Where that does not fit, the one identification that explains the checksum is looked for. If it is below 64,
+//! the packet is as good as one of our ports', and damage passes with a chance of 2^-26 ([`Check::Exact`]); if not, with one of 2^-16
+//! ([`Check::Explained`]), and whoever knows that the sender is a port of ours drops it. The rest of the header is known: the socket gives the addresses, the kernel checked
 //! the lengths, and a fragmented or fragmentable packet (other flags) fails.
 
 use std::net::SocketAddr;

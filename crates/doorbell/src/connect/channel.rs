@@ -86,6 +86,11 @@ impl Channel {
         self.keeper.trouble(patience)
     }
 
+    /// How long ago the last sign of life came.
+    pub fn silence(&self) -> Duration {
+        self.keeper.silence()
+    }
+
     /// Tells the other side why this one ends, and hangs up. It finds that as [`ConnectError::Ended`].
     pub fn end(self, reason: &str) {
         let refusal = Refusal::new(RefusalKind::Ended, reason);

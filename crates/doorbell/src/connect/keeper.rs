@@ -196,6 +196,10 @@ impl Keeper {
         inbox.messages.is_empty() && inbox.end.is_some()
     }
 
+    pub(super) fn silence(&self) -> Duration {
+        lock(&self.shared.inbox).silent()
+    }
+
     /// How the connection ended, or that nothing came for longer than `patience`.
     pub(super) fn trouble(&self, patience: Duration) -> Option<ConnectError> {
         lock(&self.shared.inbox).trouble(&self.shared.peer, "go on", patience)

@@ -109,6 +109,7 @@ impl RoceSettings {
                 ("unknown_qp", counters.strangers.unknown_qp),
                 ("wrong_source", counters.strangers.wrong_source),
                 ("memory_behind", counters.strangers.memory_behind),
+                ("icrc_errors", counters.strangers.damaged),
                 ("malformed", counters.strangers.malformed),
             ];
             for (name, count) in counters.port.iter().chain(strangers) {

@@ -32,6 +32,8 @@ pub(crate) struct Link {
     /// Number of its queue pair.
     pub(in crate::engine) peer_qpn: u32,
     pub(super) access: Access,
+    /// The peer is a port of ours, whose IPv4 identifications are known as far as they need to be.
+    pub(super) exact: bool,
     /// Nobody is told what became of a request.
     pub(super) unreliable: bool,
 }
@@ -65,6 +67,7 @@ impl Link {
             path,
             peer: plain(target.peer.ip()),
             peer_qpn: target.connection.dest_qpn,
+            exact: target.segments,
             access: target.access,
             unreliable: config.transport == Transport::Uc,
         })

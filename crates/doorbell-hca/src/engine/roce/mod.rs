@@ -19,7 +19,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::Instant;
 
-use doorbell_port::{Port, RecvBatch, SendBatch};
+use doorbell_port::{Check, Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
 use doorbell_wire::roce::{Bth, Packet};
 
@@ -197,6 +197,8 @@ impl CorePort {
                     self.strangers.unknown_qp += 1;
                 } else if plain(packet.src.ip()) != link.peer {
                     self.strangers.wrong_source += 1;
+                } else if link.exact && packet.check != Check::Exact {
+                    self.strangers.damaged += 1;
                 } else {
                     match Packet::parse(packet.bytes) {
                         Ok(parsed) => {
