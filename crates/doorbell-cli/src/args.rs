@@ -544,6 +544,10 @@ pub(crate) struct PerfArgs {
     #[arg(long, help_heading = "Load")]
     pub(crate) no_baseline: bool,
 
+    /// Write a trace for ui.perfetto.dev: kernels, posters, engine cores and the peer on one time line
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) trace: Option<PathBuf>,
+
     /// Say below each row what the engine did: where a rate saturates
     #[arg(long, help_heading = "Output")]
     pub(crate) counters: bool,

@@ -1,5 +1,6 @@
 //! The command lines of the tools that look at what happened: `explain`, `dump`, `stat`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -26,6 +27,7 @@ fn whom(text: &str) -> Result<Whom, String> {
 #[command(after_help = "\
 Examples:
   doorbell dump 4242
+  doorbell dump 4242 --trace job.json      open it at https://ui.perfetto.dev
   doorbell dump all --json | jq '.[].devices[].qps[] | select(.stuck)'
 The process answers for itself; root is needed only for those of other users.")]
 pub(crate) struct DumpArgs {
@@ -35,6 +37,9 @@ pub(crate) struct DumpArgs {
     /// One JSON array on standard output instead of text
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write what its flight recorder remembers, and those of its peers here, as a trace for ui.perfetto.dev instead
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -1,7 +1,7 @@
 //! From `--gpu`, `--hca-cores` and a port (RoCE's, or `verbs:` with an RDMA device) to the host library's settings; what is not given is left to
 //! `DOORBELL_*` variables and defaults, which the library resolves.
 
-use doorbell::{Config, HcaCores, RoceWrap};
+use doorbell::{Config, HcaCores, Recorder, RoceWrap};
 
 use crate::args::{DeviceArgs, PerfArgs};
 
@@ -26,6 +26,7 @@ pub(crate) fn of(args: &DeviceArgs, port: Option<&str>) -> Config {
 pub(crate) fn of_perf(args: &PerfArgs, port: Option<&str>) -> Config {
     let remote = &args.remote;
     Config {
+        record: args.trace.as_ref().map(|_| Recorder::On(Recorder::TRACE)),
         roce_mtu: remote.mtu,
         roce_wrap: RoceWrap {
             pcap: remote.pcap.clone(),

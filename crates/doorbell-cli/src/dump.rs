@@ -3,7 +3,9 @@
 //! The process itself is asked, or its flight record read if it cannot answer; see `doorbell::report`. A queue pair that is idle takes a line,
 //! one that is stuck is shown whole. All processes of this host are looked at for what a wait lacks.
 
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use doorbell::report::moment::span;
@@ -14,6 +16,9 @@ use crate::{Ended, table};
 
 /// Asks and prints.
 pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
+    if let Some(path) = &args.trace {
+        return trace(args.pid, path);
+    }
     let reports = everything(args.pid)?;
     let out = io::stdout();
     let styled = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -30,6 +35,19 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         }
     }
     out.flush().context("writing to standard output")?;
+    Ok(Ended::Well)
+}
+
+/// Writes a trace.
+fn trace(whom: Whom, path: &Path) -> Result<Ended> {
+    let reports = server::traces(match whom {
+        Whom::Process(pid) => Some(pid),
+        Whom::All => None,
+    })?;
+    let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    let mut out = io::BufWriter::new(file);
+    doorbell::report::trace::write(&reports, &mut out)
+        .with_context(|| format!("writing {}", path.display()))?;
     Ok(Ended::Well)
 }
 

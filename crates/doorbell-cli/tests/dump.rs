@@ -146,3 +146,66 @@ fn metrics_are_served() {
     drop(perf);
     assert!(get("GET /metrics").starts_with("HTTP/1.1 503"));
 }
+
+/// Names of a trace's processes and threads, and how many slices there are.
+fn trace_of(path: &std::path::Path) -> (Vec<String>, usize) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let names = events
+        .iter()
+        .filter(|e| e["ph"] == "M" && e["name"] != "thread_sort_index")
+        .map(|e| e["args"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    (names, events.iter().filter(|e| e["ph"] == "X").count())
+}
+
+#[test]
+fn a_trace_shows_kernels_posters_engine_and_peer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.json");
+    let args = [
+        "perf",
+        "put-lat",
+        "--link",
+        "shm",
+        "--iters",
+        "50",
+        "--no-baseline",
+        "--trace",
+    ];
+    let mut args: Vec<&str> = args.to_vec();
+    args.push(path.to_str().unwrap());
+    succeed(&args);
+    let (names, slices) = trace_of(&path);
+    for part in ["kernels", "engine core 0", "by shm: posted"] {
+        assert!(names.iter().any(|n| n.contains(part)), "{part}: {names:?}");
+    }
+    let processes = names.iter().filter(|n| n.starts_with("doorbell ")).count();
+    assert_eq!(processes, 2, "the peer is on the same time line: {names:?}");
+    assert!(slices > 100, "{slices} slices");
+}
+
+#[test]
+fn a_running_process_is_traced_from_outside_and_a_program_by_a_variable() {
+    let perf = Running::perf();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.json");
+    let name = path.to_str().unwrap();
+    succeed(&["dump", &perf.pid(), "--trace", name]);
+    let (names, slices) = trace_of(&path);
+    assert!(names.iter().any(|n| n.contains("kernels")), "{names:?}");
+    assert!(slices > 10, "{slices} slices");
+    drop(perf);
+    let name = dir.path().join("own-%p.json");
+    let mut command = doorbell(&["explain", "put"]);
+    command.env("DOORBELL_TRACE", &name).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    assert!(child.wait().unwrap().success());
+    let path = dir.path().join(format!("own-{}.json", child.id()));
+    let (names, slices) = trace_of(&path);
+    assert!(
+        slices > 0 && names.iter().any(|n| n.contains("engine core")),
+        "{names:?}"
+    );
+}

@@ -91,6 +91,8 @@ pub enum Recorder {
 impl Recorder {
     /// The usual size of its rings.
     pub const EVENTS: u32 = 1 << doorbell_hca::record::Recording::LOG_EVENTS;
+    /// Their size when a trace is asked for.
+    pub const TRACE: u32 = 1 << 13;
 }
 
 impl FromStr for Recorder {
@@ -173,6 +175,8 @@ pub struct Config {
     pub on_error: Option<OnError>,
     /// What the flight recorder keeps (`DOORBELL_RECORD`: `on`, `off`, or events of a queue pair).
     pub record: Option<Recorder>,
+    /// Write a trace for Perfetto here when the device is closed (`DOORBELL_TRACE`); `%p` stands for the process.
+    pub trace: Option<PathBuf>,
     /// Through which port RoCE packets go (`DOORBELL_ROCE`): `udp` (at the address of the default route),
     /// `udp://ADDR[:PORT]`, `raw:IFNAME`, `dgram:LOCAL,REMOTE`.
     pub roce: Option<String>,
@@ -224,6 +228,8 @@ pub struct Settings {
     pub on_error: OnError,
     /// What the flight recorder keeps.
     pub record: Recorder,
+    /// Where a trace goes when the device is closed.
+    pub trace: Option<PathBuf>,
     /// Through which port RoCE packets go.
     pub roce: String,
     /// Which RDMA device carries queue pairs that are connected over verbs.
@@ -283,6 +289,14 @@ fn small(from: u8, to: u8) -> impl Fn(&str) -> Result<u8, String> {
     move |text| match text.parse() {
         Ok(n) if (from..=to).contains(&n) => Ok(n),
         _ => Err(format!("give a number from {from} to {to}")),
+    }
+}
+
+/// A file name in which `%p` is the process, so that those of a job do not write over each other.
+pub(crate) fn for_this_process(path: &std::path::Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => PathBuf::from(text.replace("%p", &std::process::id().to_string())),
+        None => path.to_owned(),
     }
 }
 
@@ -447,6 +461,31 @@ impl Config {
             OnError::from_str,
             |v| v.to_string(),
         )?;
+        let trace = r.pick(
+            (
+                "trace",
+                "DOORBELL_TRACE",
+                "where a trace for Perfetto goes when the device is closed",
+            ),
+            self.trace.clone().map(Some),
+            (None, "nobody asked for one"),
+            |text| match text {
+                "" => Err("give a file, or off".to_owned()),
+                "off" => Ok(None),
+                _ => Ok(Some(PathBuf::from(text))),
+            },
+            |v| v.map_or("off".to_owned(), |v| v.display().to_string()),
+        )?;
+        let (events, why) = match trace {
+            Some(_) => (
+                Recorder::TRACE,
+                "a trace was asked for, so more is kept than usual",
+            ),
+            None => (
+                Recorder::EVENTS,
+                "it costs a few per cent of a core's highest rate, and a job that hangs can be read",
+            ),
+        };
         let record = r.pick(
             (
                 "record",
@@ -454,10 +493,7 @@ impl Config {
                 "what is kept of each queue pair for doorbell dump",
             ),
             self.record,
-            (
-                Recorder::On(Recorder::EVENTS),
-                "it costs a few per cent of a core's highest rate, and a job that hangs can be read",
-            ),
+            (Recorder::On(events), why),
             Recorder::from_str,
             |v| v.to_string(),
         )?;
@@ -563,129 +599,11 @@ impl Config {
             emulate_warp,
             on_error,
             record,
+            trace,
             explained: r.lines,
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with(config: &Config, vars: &[(&str, &str)]) -> Result<Settings, Error> {
-        let vars: Vec<(String, String)> = vars
-            .iter()
-            .map(|(k, v)| (k.to_string(), v.to_string()))
-            .collect();
-        config.resolve_with(2, &move |name| {
-            vars.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
-        })
-    }
-
-    fn line<'a>(s: &'a Settings, name: &str) -> &'a Setting {
-        s.explain().iter().find(|l| l.name == name).unwrap()
-    }
-
-    #[test]
-    fn argument_beats_variable_beats_default() {
-        let s = with(&Config::default(), &[]).unwrap();
-        assert_eq!(
-            (s.hca_cores, line(&s, "hca-cores").source),
-            (HcaCores::Threads(1), Source::Default)
-        );
-        let vars = [
-            ("DOORBELL_HCA_CORES", "0"),
-            ("DOORBELL_GPU", "cuda:3"),
-            ("DOORBELL_DEPTH", ""),
-        ];
-        let s = with(&Config::default(), &vars).unwrap();
-        assert_eq!(
-            (s.hca_cores, line(&s, "hca-cores").source),
-            (HcaCores::Caller, Source::Variable)
-        );
-        assert_eq!((s.gpu, s.depth), (GpuSelect::Cuda(Some(3)), 1024));
-        let c = Config {
-            hca_cores: Some(HcaCores::Threads(4)),
-            ..Config::default()
-        };
-        let s = with(&c, &vars).unwrap();
-        assert_eq!(
-            (s.hca_cores, line(&s, "hca-cores").source),
-            (HcaCores::Threads(4), Source::Argument)
-        );
-    }
-
-    #[test]
-    fn what_is_printed_parses_back_to_the_same_settings() {
-        let c = Config {
-            gpu: Some(GpuSelect::Host),
-            hca_cores: Some(HcaCores::Caller),
-            handler: Some(Handler::Producer),
-            depth: Some(64),
-            quiesce: Some(Duration::from_millis(7)),
-            emulate_warp: Some(true),
-            on_error: Some(OnError::Release),
-            record: Some(Recorder::On(64)),
-            fault: Some("seed=3; wqe=1: drop-doorbell; rank=7: kill-engine".into()),
-            rank: Some(7),
-            roce: Some("udp://127.0.0.1".to_owned()),
-            verbs: Some("rxe0:1?gid=3".to_owned()),
-            roce_mtu: Some(1024),
-            roce_timeout: Some(14),
-            roce_retry: Some(2),
-            roce_wrap: RoceWrap::default(),
-        };
-        let a = with(&c, &[]).unwrap();
-        let printed: Vec<(&str, &str)> = a
-            .explain()
-            .iter()
-            .map(|l| (l.variable, l.value.as_str()))
-            .collect();
-        let b = with(&Config::default(), &printed).unwrap();
-        assert_eq!(a.explain().len(), b.explain().len());
-        for (x, y) in a.explain().iter().zip(b.explain()) {
-            assert_eq!((x.name, &x.value), (y.name, &y.value));
-            assert_eq!((x.source, y.source), (Source::Argument, Source::Variable));
-        }
-    }
-
-    #[test]
-    fn bad_values_are_refused_with_the_name_and_the_remedy() {
-        for (name, value) in [
-            ("DOORBELL_GPU", "tpu"),
-            ("DOORBELL_HCA_CORES", "65"),
-            ("DOORBELL_HCA_CORES", "\u{fffd}"),
-            ("DOORBELL_HANDLER", "17"),
-            ("DOORBELL_DEPTH", "100"),
-            ("DOORBELL_QUIESCE_MS", "0"),
-            ("DOORBELL_HOST_WARP", "2"),
-            ("DOORBELL_ON_ERROR", "panic"),
-            ("DOORBELL_RECORD", "33"),
-            ("DOORBELL_FAULT", "wqe=1: panic"),
-            ("DOORBELL_FAULT", "@/no/such/file"),
-            ("DOORBELL_ROCE_MTU", "1500"),
-            ("DOORBELL_ROCE_TIMEOUT", "32"),
-            ("DOORBELL_ROCE_RETRY", "8"),
-        ] {
-            let text = with(&Config::default(), &[(name, value)])
-                .unwrap_err()
-                .to_string();
-            assert!(
-                text.contains(name) && text.contains(value) && text.contains("give"),
-                "{text}"
-            );
-        }
-        let c = Config {
-            depth: Some(100),
-            ..Config::default()
-        };
-        assert!(with(&c, &[]).unwrap_err().to_string().contains("argument"));
-    }
-
-    #[test]
-    fn a_single_core_is_driven_by_its_callers() {
-        let s = Config::default().resolve_with(1, &|_| None).unwrap();
-        assert_eq!(s.hca_cores, HcaCores::Caller);
-        assert!(line(&s, "hca-cores").why.contains("one CPU core"));
-    }
-}
+mod tests;

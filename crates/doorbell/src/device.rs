@@ -3,8 +3,10 @@
 //! Everything made from a [`Device`] keeps what it needs alive, so handles may be dropped in any order; the HCA's threads
 //! end with the last of them.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use crate::memory::{Memory, Sharable};
 use crate::mr::Pd;
 use crate::provider::{Provider, soft::Soft};
 use crate::qp::{Handler, QpCore, QpInner};
+use crate::report::KernelReport;
 use crate::{Error, Place, QpFault, Result, report};
 
 /// How long one look for an event lasts while a caller-driven engine has to be driven too.
@@ -44,6 +47,8 @@ pub(crate) struct Inner {
     pub(crate) settings: Settings,
     /// Queue pairs that exist, for reports.
     pub(crate) qps: Mutex<Vec<Weak<QpInner>>>,
+    /// The latest kernels, for traces, and the number of the first.
+    kernels: Mutex<(u64, VecDeque<KernelReport>)>,
 }
 
 impl Inner {
@@ -55,6 +60,23 @@ impl Inner {
             qps.retain(|q| q.strong_count() > 0);
         }
         qps.push(Arc::downgrade(qp));
+    }
+
+    /// The latest kernels.
+    pub(crate) fn kernels(&self) -> Vec<KernelReport> {
+        let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.1.iter().cloned().collect()
+    }
+
+    fn write_trace(&self, path: &Path) -> Result<()> {
+        let fails = |source| Error::Trace {
+            path: path.to_owned(),
+            source,
+        };
+        let reports = report::server::trace_with_peers(self);
+        let file = std::fs::File::create(path).map_err(fails)?;
+        let mut out = std::io::BufWriter::new(file);
+        report::trace::write(&reports, &mut out).map_err(fails)
     }
 
     /// Queue pairs that exist, companions included.
@@ -241,6 +263,7 @@ impl Device {
             gpu,
             settings,
             qps: Mutex::default(),
+            kernels: Mutex::default(),
         });
         report::server::enter(Arc::downgrade(&inner));
         Self { inner }
@@ -377,6 +400,39 @@ impl Device {
         Ok(unsafe { Memory::import_gpu(&self.inner.engine, addr, len, keep) })
     }
 
+    /// Notes that a kernel was launched, for traces; what is returned notes its end when it is dropped. [`Device::launch`] does so by itself.
+    pub fn note_kernel(&self, name: &str) -> KernelNote {
+        const KEPT: usize = 1024;
+        let mut kernels = self
+            .inner
+            .kernels
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if kernels.1.len() == KEPT {
+            kernels.1.pop_front();
+            kernels.0 += 1;
+        }
+        let number = kernels.0 + kernels.1.len() as u64;
+        kernels.1.push_back(KernelReport {
+            name: name.to_owned(),
+            from_ns: doorbell_hca::record::now_ns(),
+            to_ns: None,
+        });
+        KernelNote {
+            device: Arc::downgrade(&self.inner),
+            number,
+        }
+    }
+
+    /// Writes what the flight recorder remembers of this device, and of the processes at the other ends of its queue pairs on this host, as
+    /// a trace for <https://ui.perfetto.dev>; see [`report::trace`].
+    ///
+    /// # Errors
+    /// [`Error::Trace`].
+    pub fn write_trace(&self, path: &Path) -> Result<()> {
+        self.inner.write_trace(path)
+    }
+
     /// Whether whoever waits has to run the engine.
     pub fn is_caller_driven(&self) -> bool {
         self.inner.settings.hca_cores == HcaCores::Caller
@@ -400,6 +456,48 @@ impl Device {
             let found = self.inner.provider.next_error(left.min(DRIVE_SLICE));
             if found.is_some() || left.is_zero() {
                 return found;
+            }
+        }
+    }
+}
+
+/// A kernel that runs; see [`Device::note_kernel`].
+pub struct KernelNote {
+    device: Weak<Inner>,
+    number: u64,
+}
+
+impl fmt::Debug for KernelNote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("KernelNote").field(&self.number).finish()
+    }
+}
+
+impl Drop for KernelNote {
+    fn drop(&mut self) {
+        let Some(device) = self.device.upgrade() else {
+            return;
+        };
+        let mut kernels = device
+            .kernels
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let at = self.number.checked_sub(kernels.0).map(|n| n as usize);
+        if let Some(kernel) = at.and_then(|at| kernels.1.get_mut(at)) {
+            kernel.to_ns = Some(doorbell_hca::record::now_ns());
+        }
+    }
+}
+
+impl Drop for Inner {
+    /// Writes the trace that was asked for by a setting: now, all that happened has happened.
+    fn drop(&mut self) {
+        if let Some(path) = self.settings.trace.clone()
+            && self.gpu.is_this_process()
+        {
+            let path = crate::config::for_this_process(&path);
+            if let Err(e) = self.write_trace(&path) {
+                tracing::error!("{e}");
             }
         }
     }

@@ -90,6 +90,14 @@ pub enum Error {
         /// What to look at.
         remedy: &'static str,
     },
+    /// The trace could not be written.
+    #[error("writing the trace {}: {source}; name another file", path.display())]
+    Trace {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// What this provider, GPU or platform cannot do.
     #[error("{what} is not possible here: {remedy}")]
     Unsupported {

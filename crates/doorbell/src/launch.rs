@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use doorbell_gpu::{Dims, GpuError, LaunchOpts};
 use doorbell_kernels::params::Params;
 
-use crate::device::Device;
+use crate::device::{Device, KernelNote};
 use crate::{Error, Result};
 
 impl Device {
@@ -37,8 +37,10 @@ impl Device {
         };
         // SAFETY: passed on.
         let launch = unsafe { gpu.launch(&kernel, dims, params, opts)? };
+        let note = Some(self.note_kernel(launch.kernel_name()));
         Ok(Launch {
             launch,
+            note,
             device: self.clone(),
         })
     }
@@ -48,17 +50,31 @@ impl Device {
 /// deadlines; nothing that it may still touch is unmapped.
 pub struct Launch {
     launch: doorbell_gpu::Launch,
+    /// Dropped when its end is known.
+    note: Option<KernelNote>,
     device: Device,
 }
 
 impl Launch {
     /// Whether the kernel has ended; an error says how it failed.
     pub fn is_done(&mut self) -> Result<bool> {
-        Ok(self.launch.is_done()?)
+        let done = self.launch.is_done()?;
+        if done {
+            self.note = None;
+        }
+        Ok(done)
     }
 
     /// Waits for the kernel's end and returns how long it ran. A time-out leaves it running: wait again, or abort.
     pub fn wait(&mut self, timeout: Duration) -> Result<Duration> {
+        let ended = self.wait_for_end(timeout);
+        if ended.is_ok() {
+            self.note = None;
+        }
+        ended
+    }
+
+    fn wait_for_end(&mut self, timeout: Duration) -> Result<Duration> {
         if !self.device.is_caller_driven() {
             let ended = self.launch.wait(timeout);
             if matches!(ended, Err(GpuError::TimedOut { .. })) {

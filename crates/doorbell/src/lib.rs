@@ -98,7 +98,7 @@ pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Meeting, Rend
 pub use config::{Config, HcaCores, OnError, Recorder, RoceWrap, Setting, Settings, Source};
 pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
 pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};
-pub use device::{AsyncError, Device, DeviceBuilder};
+pub use device::{AsyncError, Device, DeviceBuilder, KernelNote};
 pub use endpoint::{
     ENDPOINT_MAGIC, ENDPOINT_VERSION, Endpoint, EndpointError, LinkKind, MAX_REGIONS, RoceEndpoint,
     VerbsEndpoint,

@@ -131,6 +131,10 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         let environment = environment(first, &bench, &machine, started, seed);
         reporter.write_json(path, environment)?;
     }
+    // While the peer is still there.
+    if let Some(path) = &args.trace {
+        bench.device.write_trace(path)?;
+    }
     if failed.is_none()
         && let Some(partner) = &mut context.partner
     {

@@ -45,12 +45,17 @@ struct Started {
 }
 
 impl Partner {
-    /// Starts this very executable with `args`.
-    pub(crate) fn start(args: &[std::ffi::OsString], timeout: Duration) -> Result<Self> {
+    /// Starts this very executable with `args`, and variables beside the inherited ones.
+    pub(crate) fn start(
+        args: &[std::ffi::OsString],
+        env: &[(&str, String)],
+        timeout: Duration,
+    ) -> Result<Self> {
         let exe =
             std::env::current_exe().context("finding this command's own file to start the peer")?;
         let mut child = Command::new(&exe)
             .args(args)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -217,7 +217,13 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
         words.push(port.into());
     }
     words.extend(args.device.fault.for_second().into_iter().map(Into::into));
-    Partner::start(&words, args.timeout)
+    // A trace shows both, so both remember as much.
+    let events = doorbell::Recorder::On(doorbell::Recorder::TRACE);
+    let env = args
+        .trace
+        .as_ref()
+        .map(|_| ("DOORBELL_RECORD", events.to_string()));
+    Partner::start(&words, env.as_slice(), args.timeout)
 }
 
 /// Orders that come over a connection.

@@ -27,6 +27,8 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(crate) struct Running<'a> {
     bench: &'a Bench,
     launch: doorbell_gpu::Launch,
+    /// For traces; dropped with this.
+    _note: doorbell::KernelNote,
     /// This thread runs a caller-driven engine while it waits.
     drives: bool,
 }
@@ -63,6 +65,7 @@ impl Bench {
         Ok(Running {
             bench: self,
             launch,
+            _note: self.device.note_kernel(name),
             // On the host GPU the kernel's own threads do.
             drives: self.device.is_caller_driven() && gpu.is_cuda(),
         })

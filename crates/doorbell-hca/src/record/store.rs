@@ -327,7 +327,7 @@ impl Store {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         let number = match blocks.free.len() {
             // A few stay readable, if there is room.
-            n if n > 8 || (n > 0 && blocks.full) => blocks.free.pop_front(),
+            n if n > 64 || (n > 0 && blocks.full) => blocks.free.pop_front(),
             _ => None,
         };
         if let Some(number) = number {

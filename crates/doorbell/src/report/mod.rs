@@ -24,9 +24,10 @@ pub mod moment;
 mod parts;
 pub mod postmortem;
 pub mod server;
+pub mod trace;
 mod verdict;
 
-pub use parts::{EventReport, PendingReport, RegionReport, WaitReport};
+pub use parts::{EventReport, KernelReport, PendingReport, RegionReport, WaitReport};
 
 /// Name and version of the document that [`server`] gives out.
 pub const SCHEMA: &str = "doorbell-report/1";
@@ -44,7 +45,7 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     let own = server::own(true);
     let pid = own.pid;
     let mut reports = vec![own];
-    reports.extend(server::find_others(Some(pid), PATIENCE).0);
+    reports.extend(server::find_others(Some(pid), server::FULL, PATIENCE).0);
     missing::name(&mut reports);
     let mut lines = Vec::new();
     for device in &reports[0].devices {
@@ -130,6 +131,9 @@ pub struct DeviceReport {
     /// What became of each rule of the fault script that is played.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// The latest kernels.
+    #[serde(default)]
+    pub kernels: Vec<KernelReport>,
 }
 
 /// An engine core.
@@ -287,6 +291,7 @@ fn look(device: &Inner) -> DeviceReport {
                     .map_or(0, |c| c.seen_ns),
             })
             .collect(),
+        kernels: device.kernels(),
         qps: device
             .queue_pairs()
             .iter()

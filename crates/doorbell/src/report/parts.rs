@@ -92,6 +92,17 @@ pub struct PendingReport {
     pub posted_ns: Option<u64>,
 }
 
+/// A kernel that was launched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelReport {
+    /// Its name.
+    pub name: String,
+    /// When it was launched, nanoseconds of the monotonic clock.
+    pub from_ns: u64,
+    /// When whoever waited for it knew that it had ended.
+    pub to_ns: Option<u64>,
+}
+
 /// A memory region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionReport {
@@ -168,7 +179,7 @@ impl WaitReport {
 
 impl WaitReport {
     /// From what device code noted, and its clock now if that is one of the host.
-    pub(super) fn noted(note: [u64; 6], clock_now: Option<u64>) -> Option<Self> {
+    pub(crate) fn noted(note: [u64; 6], clock_now: Option<u64>) -> Option<Self> {
         let [kind, at, wanted, have, since, _] = note;
         let since_ns = clock_now.map_or(0, |now| {
             doorbell_hca::record::now_ns().saturating_sub(now.saturating_sub(since))

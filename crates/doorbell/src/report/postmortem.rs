@@ -57,7 +57,10 @@ pub fn of(pid: u32) -> Option<ProcessReport> {
         rank: first.rank,
         command: first.command.clone(),
         post_mortem: Some(format!("{why}{ago}")),
-        devices: records.iter().map(|r| device(r, memory.as_ref())).collect(),
+        devices: records
+            .iter()
+            .map(|r| device(r, memory.as_ref(), false))
+            .collect(),
     })
 }
 
@@ -66,6 +69,11 @@ pub fn all() -> Vec<u32> {
     let mut pids: Vec<u32> = dir::files(None).into_iter().map(|(pid, _)| pid).collect();
     pids.dedup();
     pids
+}
+
+/// What an HCA of this process remembers, queue pairs that are gone included: for a trace.
+pub(super) fn remembered(record: &Record) -> DeviceReport {
+    device(record, None, true)
 }
 
 fn last_seen(record: &Record) -> Option<u64> {
@@ -77,7 +85,8 @@ fn last_seen(record: &Record) -> Option<u64> {
         .max()
 }
 
-fn device(record: &Record, memory: Option<&File>) -> DeviceReport {
+/// `gone`: with queue pairs that do not exist any more.
+fn device(record: &Record, memory: Option<&File>, gone: bool) -> DeviceReport {
     DeviceReport {
         id: record.id,
         gpu: "not recorded".to_owned(),
@@ -102,10 +111,11 @@ fn device(record: &Record, memory: Option<&File>) -> DeviceReport {
         qps: record
             .qps
             .iter()
-            .filter(|q| q.state != QpState::Destroyed)
+            .filter(|q| gone || q.state != QpState::Destroyed)
             .map(|q| queue_pair(q, memory))
             .collect(),
         roce: Vec::new(),
+        kernels: Vec::new(),
         regions: record.regions.iter().map(RegionReport::of).collect(),
         waits: record
             .waits

@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use super::{ProcessReport, SCHEMA, look, postmortem, settle};
+use super::{DeviceReport, ProcessReport, SCHEMA, look, postmortem, settle};
 use crate::device::Inner;
 
 /// How long either side waits for the other.
@@ -22,7 +22,9 @@ const MOST: u64 = 256 << 20;
 /// A question is one short line.
 const LINE: u64 = 128;
 /// What it says to be answered with everything.
-const FULL: &str = " full";
+pub(super) const FULL: &str = " full";
+/// What it says to be answered with what the flight recorder remembers, queue pairs that are gone included.
+const TRACE: &str = " trace";
 
 /// Devices that are open, and the process whose thread answers.
 static OPEN: Mutex<(u32, Vec<Weak<Inner>>)> = Mutex::new((0, Vec::new()));
@@ -183,7 +185,11 @@ fn answer(stream: &UnixStream) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream.take(LINE)).read_line(&mut line)?;
     // Whatever was asked is answered with what this release has; the name in it says which that is.
-    let mut report = serde_json::to_vec(&own(line.contains(FULL)))?;
+    let report = match line.contains(TRACE) {
+        true => remembered(None),
+        false => own(line.contains(FULL)),
+    };
+    let mut report = serde_json::to_vec(&report)?;
     report.push(b'\n');
     let mut stream = stream;
     stream.write_all(&report)
@@ -194,10 +200,11 @@ fn answer(stream: &UnixStream) -> io::Result<()> {
 /// # Errors
 /// [`ReportError`]: nobody answers, a stranger does, another release, nonsense, or the time is up.
 pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
-    ask_within(pid, full, PATIENCE)
+    let more = if full { FULL } else { "" };
+    ask_within(pid, more, PATIENCE)
 }
 
-fn ask_within(pid: u32, full: bool, patience: Duration) -> Result<ProcessReport, ReportError> {
+fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
     let os = |source| ReportError::Os { pid, source };
     let stream = match address(pid).and_then(|a| UnixStream::connect_addr(&a)) {
         Ok(stream) => stream,
@@ -219,7 +226,6 @@ fn ask_within(pid: u32, full: bool, patience: Duration) -> Result<ProcessReport,
         });
     }
     let mut writer = &stream;
-    let more = if full { FULL } else { "" };
     writeln!(writer, "{SCHEMA}{more}").map_err(os)?;
     let mut text = Vec::new();
     (&stream).take(MOST).read_to_end(&mut text).map_err(os)?;
@@ -268,10 +274,10 @@ pub fn all() -> io::Result<Vec<u32>> {
 /// # Errors
 /// [`ReportError`] if there is neither.
 pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
-    find_within(pid, PATIENCE)
+    find_within(pid, FULL, PATIENCE)
 }
 
-fn find_within(pid: u32, patience: Duration) -> Result<ProcessReport, ReportError> {
+fn find_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
     // One that is stopped would not answer however long it is asked.
     if let Some(report) = postmortem::of(pid)
         && report
@@ -281,7 +287,7 @@ fn find_within(pid: u32, patience: Duration) -> Result<ProcessReport, ReportErro
     {
         return Ok(report);
     }
-    match ask_within(pid, true, patience) {
+    match ask_within(pid, more, patience) {
         Ok(report) => Ok(report),
         Err(error @ (ReportError::Nobody { .. } | ReportError::Os { .. })) => {
             postmortem::of(pid).ok_or(error)
@@ -292,12 +298,13 @@ fn find_within(pid: u32, patience: Duration) -> Result<ProcessReport, ReportErro
 
 /// All that can be known of processes of this user, and what went wrong with the others.
 pub fn find_all() -> (Vec<ProcessReport>, Vec<ReportError>) {
-    find_others(None, PATIENCE)
+    find_others(None, FULL, PATIENCE)
 }
 
 /// The same, but for one process.
 pub(super) fn find_others(
     but: Option<u32>,
+    more: &str,
     patience: Duration,
 ) -> (Vec<ProcessReport>, Vec<ReportError>) {
     let mut pids = postmortem::all();
@@ -308,12 +315,79 @@ pub(super) fn find_others(
     pids.retain(|pid| Some(*pid) != but);
     let (mut reports, mut errors) = (Vec::new(), Vec::new());
     for pid in pids {
-        match find_within(pid, patience) {
+        match find_within(pid, more, patience) {
             Ok(report) => reports.push(report),
             Err(error) => errors.push(error),
         }
     }
     (reports, errors)
+}
+
+/// What the flight recorders of this process remember; with a device that is being closed, and so cannot be found any more.
+fn remembered(closing: Option<&Inner>) -> ProcessReport {
+    let open: Vec<_> = {
+        let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.1.iter().filter_map(Weak::upgrade).collect()
+    };
+    let mut devices: Vec<DeviceReport> = Vec::new();
+    for device in open.iter().map(|d| &**d).chain(closing) {
+        let id = device.provider.id();
+        let record = device.soft.as_ref().and_then(|s| s.hca().record());
+        if let Some(record) = record.filter(|_| devices.iter().all(|d| d.id != id)) {
+            let mut one = postmortem::remembered(&record);
+            (one.id, one.kernels) = (id, device.kernels());
+            devices.push(one);
+        }
+    }
+    ProcessReport {
+        schema: SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        at_ns: doorbell_hca::record::now_ns(),
+        cpu_ns: 0,
+        rank: rank(),
+        command: command(),
+        post_mortem: None,
+        devices,
+    }
+}
+
+/// What is remembered of this process, and of those at the other ends of its queue pairs.
+pub(crate) fn trace_with_peers(device: &Inner) -> Vec<ProcessReport> {
+    let own = remembered(Some(device));
+    let pid = own.pid;
+    let (others, _) = find_others(Some(pid), TRACE, Duration::from_secs(1));
+    linked(own, others)
+}
+
+/// What is remembered of a process and of those at the other ends of its queue pairs; `None`: of all.
+///
+/// # Errors
+/// [`ReportError`], if it is one process and there is nothing of it.
+pub fn traces(pid: Option<u32>) -> Result<Vec<ProcessReport>, ReportError> {
+    let (others, _) = find_others(pid, TRACE, PATIENCE);
+    match pid {
+        Some(pid) => Ok(linked(find_within(pid, TRACE, PATIENCE)?, others)),
+        None => Ok(others),
+    }
+}
+
+/// A report and those of `others` that have a queue pair which names one of its, and is named by it.
+fn linked(own: ProcessReport, others: Vec<ProcessReport>) -> Vec<ProcessReport> {
+    let ends = |r: &ProcessReport| -> Vec<(u32, Option<u32>)> {
+        let qps = r.devices.iter().flat_map(|d| &d.qps);
+        qps.map(|q| (q.qpn, q.peer_qpn)).collect()
+    };
+    let ours = ends(&own);
+    let peers: Vec<_> = others
+        .into_iter()
+        .filter(|other| {
+            ends(other)
+                .iter()
+                .any(|&(qpn, peer)| peer.is_some_and(|peer| ours.contains(&(peer, Some(qpn)))))
+        })
+        .collect();
+    std::iter::once(own).chain(peers).collect()
 }
 
 #[cfg(test)]
