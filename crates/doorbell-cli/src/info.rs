@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::args::InfoArgs;
 use crate::environment::{Machine, nvidia_driver};
+use crate::plugins::{self, Plugin};
 use crate::{Ended, table, units};
 
 /// The name and version of the JSON.
@@ -30,6 +31,7 @@ struct Info {
     gpu: GpuFacts,
     hca: HcaInfo,
     links: Vec<LinkInfo>,
+    plugins: Vec<Plugin>,
     settings: Vec<SettingInfo>,
 }
 
@@ -137,6 +139,7 @@ fn gather(device: &Device) -> Info {
         gpu: gpu(device.gpu_info()),
         hca: hca(device),
         links: links(device),
+        plugins: plugins::list(),
         settings: device
             .settings()
             .explain()
@@ -241,22 +244,25 @@ fn links(device: &Device) -> Vec<LinkInfo> {
 
 type Facts = Vec<(String, String)>;
 
+/// A name beside the first of several lines.
+fn lines(name: &str, text: &str) -> Facts {
+    let names = std::iter::once(name.to_owned()).chain(std::iter::repeat(String::new()));
+    names.zip(text.lines().map(str::to_owned)).collect()
+}
+
 fn print(out: &mut dyn Write, info: &Info) -> io::Result<()> {
     let git = info.git.map_or(String::new(), |g| format!(" ({g})"));
     writeln!(out, "doorbell {}{git}", info.version)?;
     section(out, "GPU", gpu_facts(info))?;
     section(out, "HCA", hca_facts(info))?;
-    let links = info
-        .links
-        .iter()
-        .flat_map(|l| {
-            let text = format!("{}{}", if l.usable { "" } else { "not usable: " }, l.why);
-            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
-            let names = std::iter::once(l.name.to_owned()).chain(std::iter::repeat(String::new()));
-            names.zip(lines).collect::<Facts>()
-        })
-        .collect();
-    section(out, "Links", links)?;
+    let links = info.links.iter().flat_map(|l| {
+        let text = format!("{}{}", if l.usable { "" } else { "not usable: " }, l.why);
+        lines(l.name, &text)
+    });
+    section(out, "Links", links.collect())?;
+    let plugins = info.plugins.iter();
+    let plugins = plugins.flat_map(|p| lines(p.library, &p.words()));
+    section(out, "Plug-ins", plugins.collect())?;
     section(out, "Machine", machine_facts(&info.machine))?;
     let settings = info
         .settings

@@ -20,6 +20,7 @@ mod lists;
 mod perf;
 mod pin;
 mod pingpong;
+mod plugins;
 mod progress;
 mod schema;
 mod serve;

@@ -38,6 +38,12 @@ fn home() -> Result<PathBuf> {
     })
 }
 
+/// A file of `lib/` of this installation, if it is one and has it.
+pub(crate) fn installed(file: &str) -> Option<PathBuf> {
+    let path = home().ok()?.join("lib").join(file);
+    path.exists().then_some(path)
+}
+
 /// The installation whose command is in `prefix/bin`.
 fn find(prefix: &Path) -> Option<PathBuf> {
     if prefix.join(MARK).exists() {
