@@ -319,36 +319,44 @@ fn heavy_nothing_hangs() {
         "kill-peer",
         "drop-link",
     ];
-    for link in ["loopback", "shm", "roce"] {
-        for sharing in [
-            "--sharing exclusive",
-            "--sharing block --threads 4",
-            "--sharing gpu --threads 4 --blocks 2",
-        ] {
-            for (i, action) in actions.iter().enumerate() {
-                let cq = ["--cq collapsed", "--cq per-slot"][i % 2];
-                let fault = format!("--fault=wqe=150: {action}");
-                let words = format!(
-                    "perf put-bw --iters 200 --batch 1 --no-baseline --timeout 1 --link {link} {sharing} {cq}"
-                );
-                let mut args = common::words(&words);
-                args.push(&fault);
-                let mut command = doorbell(&args);
-                command.env("DOORBELL_ROCE_TIMEOUT", "10");
-                command.env("DOORBELL_ROCE_RETRY", "3");
-                command.env("DOORBELL_QUIESCE_MS", "500");
-                let mut running = Running::spawn(command, &args.join(" "));
-                // One second without progress, and what goes with starting and ending.
-                let (status, said) = running.end_within(Duration::from_secs(30));
-                assert!(
-                    ended_well(status, action),
-                    "{words} {action}: {status}\n{said}"
-                );
-                // The second process ends with the first.
-                let pid = running.pid();
-                wait_until("its children's end", || common::children(pid).is_empty());
-                forget(pid);
-            }
+    let sharings = [
+        "--sharing exclusive",
+        "--sharing block --threads 4",
+        "--sharing gpu --threads 4 --blocks 2",
+    ];
+    // Most of their time they wait for a second to pass.
+    std::thread::scope(|scope| {
+        for link in ["loopback", "shm", "roce"] {
+            scope.spawn(move || {
+                for sharing in sharings {
+                    for (i, action) in actions.iter().enumerate() {
+                        let cq = ["--cq collapsed", "--cq per-slot"][i % 2];
+                        interfered(action, &format!("--link {link} {sharing} {cq}"));
+                    }
+                }
+            });
         }
-    }
+    });
+}
+
+/// A run that is interfered with ends by itself, soon, and its second process with it.
+fn interfered(action: &str, more: &str) {
+    let fault = format!("--fault=wqe=150: {action}");
+    let words = format!("perf put-bw --iters 200 --batch 1 --no-baseline --timeout 1 {more}");
+    let mut args = common::words(&words);
+    args.push(&fault);
+    let mut command = doorbell(&args);
+    command.env("DOORBELL_ROCE_TIMEOUT", "10");
+    command.env("DOORBELL_ROCE_RETRY", "3");
+    command.env("DOORBELL_QUIESCE_MS", "500");
+    let mut running = Running::spawn(command, &args.join(" "));
+    // One second without progress, and what goes with starting and ending.
+    let (status, said) = running.end_within(Duration::from_secs(30));
+    assert!(
+        ended_well(status, action),
+        "{words} {action}: {status}\n{said}"
+    );
+    let pid = running.pid();
+    wait_until("its children's end", || common::children(pid).is_empty());
+    forget(pid);
 }

@@ -523,6 +523,15 @@ impl Hca {
         self.0.inner.events.lost()
     }
 
+    /// Does an engine core carry out what it is asked within `patience`? One that is stalled or dead does not.
+    pub fn answers(&self, core: usize, patience: Duration) -> bool {
+        let inner = self.inner();
+        core < inner.cores.len()
+            && inner
+                .on_core(core, "answer", patience, false, |_, _| ())
+                .is_ok()
+    }
+
     /// State of every engine core.
     pub fn health(&self) -> Vec<CoreHealth> {
         self.0.inner.cores.iter().map(CoreSlot::health).collect()

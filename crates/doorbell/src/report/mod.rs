@@ -255,6 +255,9 @@ impl Device {
     }
 }
 
+/// How long an engine core may take to say what its connections counted.
+const ANSWER: Duration = Duration::from_millis(100);
+
 /// One look.
 fn look(device: &Inner) -> DeviceReport {
     let info = device.gpu.info();
@@ -264,6 +267,14 @@ fn look(device: &Inner) -> DeviceReport {
         None => Vec::new(),
     };
     let firings = device.firings();
+    // Connections count in their engine core; one that does not answer would be waited for at every queue pair.
+    let answers = match (&device.soft, device.provider.roce_describe().is_empty()) {
+        (Some(soft), false) => (0..cores.len())
+            .map(|core| soft.hca().answers(core, ANSWER))
+            .collect(),
+        _ => Vec::new(),
+    };
+    let counts = |core: Option<usize>| core.is_some_and(|c| answers.get(c) == Some(&true));
     DeviceReport {
         id: device.provider.id(),
         gpu: match info.backend {
@@ -299,6 +310,9 @@ fn look(device: &Inner) -> DeviceReport {
                 // A block that was given back may name the same queue pair.
                 let of = |r: &&QpRecord| r.qpn == one.qpn() && r.state != rec::QpState::Destroyed;
                 let mut qp = qp(one, record.as_ref().and_then(|r| r.qps.iter().find(of)));
+                if counts(one.core()) {
+                    qp.roce = owned(one.roce_counters());
+                }
                 let here = |f: &&Firing| f.qpn.is_some_and(|q| q.get() == qp.qpn);
                 qp.faults = firings
                     .iter()
@@ -308,7 +322,10 @@ fn look(device: &Inner) -> DeviceReport {
                 qp
             })
             .collect(),
-        roce: owned(device.provider.roce_counters()),
+        roce: match !answers.is_empty() && answers.iter().all(|yes| *yes) {
+            true => owned(device.provider.roce_counters()),
+            false => Vec::new(),
+        },
         regions: record
             .iter()
             .flat_map(|r| &r.regions)
@@ -426,7 +443,7 @@ fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
             ("flushed", counters.flushed),
             ("faults", counters.faults),
         ]),
-        roce: owned(qp.roce_counters()),
+        roce: Vec::new(),
         link,
         peer_qpn,
         peer: None,

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{DeviceReport, ProcessReport, SCHEMA, look, postmortem, settle};
 use crate::device::Inner;
@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const APART: Duration = Duration::from_millis(50);
 /// A report of tens of thousands of queue pairs.
 const MOST: u64 = 256 << 20;
+/// Processes asked at the same time.
+const AT_ONCE: usize = 64;
 /// A question is one short line.
 const LINE: u64 = 128;
 /// What it says to be answered with everything.
@@ -206,15 +208,14 @@ pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
 
 fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
     let os = |source| ReportError::Os { pid, source };
-    let stream = match address(pid).and_then(|a| UnixStream::connect_addr(&a)) {
+    let until = Instant::now() + patience;
+    let stream = match connect(pid, patience) {
         Ok(stream) => stream,
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             return Err(ReportError::Nobody { pid });
         }
         Err(e) => return Err(os(e)),
     };
-    stream.set_read_timeout(Some(patience)).map_err(os)?;
-    stream.set_write_timeout(Some(patience)).map_err(os)?;
     let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| os(e.into()))?;
     let own_uid = rustix::process::geteuid();
     let other_pid = peer.pid.as_raw_nonzero().get() as u32;
@@ -228,8 +229,47 @@ fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport,
     let mut writer = &stream;
     writeln!(writer, "{SCHEMA}{more}").map_err(os)?;
     let mut text = Vec::new();
-    (&stream).take(MOST).read_to_end(&mut text).map_err(os)?;
+    read_until(&stream, until, &mut text).map_err(os)?;
     parse(pid, &text)
+}
+
+/// Connects. A process that is stopped accepts nobody, and once enough have asked it the next would wait for ever.
+fn connect(pid: u32, patience: Duration) -> io::Result<UnixStream> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    for which in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&socket, which, Some(patience))?;
+    }
+    let name = format!("doorbell-report-{pid}");
+    rustix::net::connect(
+        &socket,
+        &SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    )?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Reads to the end, until then: whoever says a byte now and then is not waited for.
+fn read_until(mut stream: &UnixStream, until: Instant, text: &mut Vec<u8>) -> io::Result<()> {
+    let mut piece = vec![0; 1 << 16];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || text.len() as u64 > MOST {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(()),
+            Ok(n) => text.extend_from_slice(&piece[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
 }
 
 /// What a process answered.
@@ -314,10 +354,20 @@ pub(super) fn find_others(
     pids.dedup();
     pids.retain(|pid| Some(*pid) != but);
     let (mut reports, mut errors) = (Vec::new(), Vec::new());
-    for pid in pids {
-        match find_within(pid, more, patience) {
-            Ok(report) => reports.push(report),
-            Err(error) => errors.push(error),
+    // Those that do not answer are waited for together.
+    for some in pids.chunks(AT_ONCE) {
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let asked: Vec<_> = some
+                .iter()
+                .map(|&pid| scope.spawn(move || find_within(pid, more, patience)))
+                .collect();
+            asked.into_iter().filter_map(|a| a.join().ok()).collect()
+        });
+        for one in found {
+            match one {
+                Ok(report) => reports.push(report),
+                Err(error) => errors.push(error),
+            }
         }
     }
     (reports, errors)
@@ -410,6 +460,40 @@ mod tests {
         ] {
             assert!(matches!(parse(4, text), Err(ReportError::Nonsense { .. })));
         }
+    }
+
+    #[test]
+    fn who_says_a_byte_now_and_then_is_not_waited_for() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let dripping = std::thread::spawn(move || {
+            while (&theirs).write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let until = Instant::now() + Duration::from_millis(100);
+        let mut text = Vec::new();
+        assert!(read_until(&ours, until, &mut text).is_err());
+        assert!(!text.is_empty() && Instant::now() >= until);
+        drop(ours);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_is_given_up_on() {
+        // As if it were stopped; more ask than the kernel keeps waiting.
+        let pid = u32::MAX;
+        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let patience = Duration::from_millis(20);
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match connect(pid, patience) {
+                Ok(stream) => waiting.push(stream),
+                Err(e) => break e,
+            }
+            assert!(waiting.len() < 100_000, "they are all kept");
+        };
+        assert!(refused.kind() == io::ErrorKind::WouldBlock, "{refused}");
+        drop(listener);
     }
 
     #[test]
