@@ -228,6 +228,10 @@ typedef struct doorbell_qp_error_info {
 DOORBELL_API doorbell_status doorbell_qp_create(doorbell_pd *pd, const doorbell_qp_attr *attr, doorbell_qp **out);
 /* Connects a queue pair to one of the same device. Each side connects for itself, and a queue pair may be its own peer. */
 DOORBELL_API doorbell_status doorbell_qp_connect_local(doorbell_qp *qp, doorbell_qp *peer);
+/* Lets the queue pair receive what anybody's RoCE packets bring, as an Unreliable Connection that sends nothing (for sensors and other sources that only
+ * know its number and a key). path_mtu is 256, 512, 1024, 2048 or 4096. Where packets have to be sent to is written to address, in words
+ * ("192.0.2.1:4791", terminated, cut where capacity ends; 64 bytes suffice); address may be NULL. */
+DOORBELL_API doorbell_status doorbell_qp_receive_from_anyone(doorbell_qp *qp, uint32_t path_mtu, char *address, size_t capacity);
 /* Puts the queue pair where the GPU reads it. The handle is the same at each call and good until doorbell_qp_destroy; doorbell_qp_reset rewrites
  * what it points at. A queue pair is posted to by kernels or by doorbell_cpu_*, whichever comes first, not by both. */
 DOORBELL_API doorbell_status doorbell_qp_export(doorbell_qp *qp, doorbell_qp_t *out);

@@ -1,59 +1,11 @@
 //! `doorbell_cpu_*`: the device crate's calls, made by a CPU thread on its own queue pair.
 
-use std::time::Duration;
+use doorbell::cpu::Ticket;
 
-use doorbell::cpu::{Local, Post, Ticket, deadline};
-use doorbell::{CpuQp, CpuQueue};
-use doorbell_device::Fetch;
-use doorbell_wire::{Key, Remote};
-
-use crate::convert::{of_device, store};
+use crate::call::{fetch, local, post, remote, turn};
+use crate::convert::of_device;
 use crate::error::guard;
-use crate::qp::{CQp, queue};
-
-/// Posts one request and stores its ticket.
-///
-/// # Safety
-/// `ticket` is null or writable.
-pub(crate) unsafe fn post(
-    entry: &str,
-    qp: *mut CQp,
-    timeout_ns: u64,
-    ticket: *mut u64,
-    request: impl FnOnce(&CpuQueue<'_>, Post) -> Result<Ticket, doorbell_device::Error>,
-) -> i32 {
-    guard(entry, || {
-        let posted = queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu, left| {
-            let how = Post::by(deadline(left));
-            request(&cpu.queue()?, how).map_err(of_device)
-        })?;
-        // SAFETY: this function's promise.
-        unsafe { store(ticket, posted.0) };
-        Ok(())
-    })
-}
-
-pub(crate) const fn remote(addr: u64, key: u32) -> Remote {
-    Remote {
-        addr,
-        key: Key(key),
-    }
-}
-
-pub(crate) const fn local(addr: u64, key: u32, len: u64) -> Local {
-    Local {
-        addr,
-        key: Key(key),
-        len,
-    }
-}
-
-const fn fetch(addr: u64, key: u32) -> Fetch {
-    Fetch {
-        addr,
-        key: Key(key),
-    }
-}
+use crate::qp::CQp;
 
 /// See `doorbell.h`.
 ///
@@ -202,8 +154,7 @@ pub unsafe extern "C" fn doorbell_cpu_compare_swap(
 #[unsafe(no_mangle)]
 pub extern "C" fn doorbell_cpu_wait(qp: *mut CQp, ticket: u64, timeout_ns: u64) -> i32 {
     guard("doorbell_cpu_wait", || {
-        queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu: &mut CpuQp, left| {
-            let until = deadline(left);
+        turn(qp, timeout_ns, |cpu, until| {
             cpu.queue()?.wait(Ticket(ticket), until).map_err(of_device)
         })
     })

@@ -5,6 +5,7 @@
 
 #![allow(clippy::too_many_arguments, reason = "C has no other way to pass them")]
 
+mod call;
 mod convert;
 pub mod cpu;
 pub mod device;

@@ -1,6 +1,6 @@
 //! `doorbell_qp_*`: queue pairs, with their state checked at each call instead of carried in a type.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -172,6 +172,33 @@ pub extern "C" fn doorbell_qp_connect_local(qp: *mut CQp, peer: *mut CQp) -> i32
             qpn: queue(peer)?.qp.qpn(),
         };
         queue(qp)?.connect(&to)
+    })
+}
+
+/// See `doorbell.h`.
+///
+/// # Safety
+/// `address` is null or `capacity` bytes are writable there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn doorbell_qp_receive_from_anyone(
+    qp: *mut CQp,
+    path_mtu: u32,
+    address: *mut c_char,
+    capacity: usize,
+) -> i32 {
+    guard("doorbell_qp_receive_from_anyone", || {
+        let queue = QPS.get(qp)?;
+        let path_mtu = u16::try_from(path_mtu).unwrap_or(0);
+        let at = queue.qp.receive_from_anyone(path_mtu)?.to_string();
+        if !address.is_null() && capacity > 0 {
+            let len = at.len().min(capacity - 1);
+            // SAFETY: this function's promise; `len + 1 <= capacity`.
+            unsafe {
+                address.copy_from_nonoverlapping(at.as_ptr().cast(), len);
+                address.add(len).write(0);
+            }
+        }
+        Ok(())
     })
 }
 

@@ -1,13 +1,11 @@
 //! `doorbell_cpu_send`, `_write_imm` and `doorbell_cpu_recv_*`: messages that take receives, sent and received by a CPU thread.
 
-use std::time::Duration;
+use doorbell::cpu::{Arrival, Ticket};
 
-use doorbell::cpu::{Arrival, Ticket, deadline};
-
+use crate::call::{local, post, remote, turn};
 use crate::convert::{of_device, store};
-use crate::cpu::{local, post, remote};
 use crate::error::guard;
-use crate::qp::{CQp, queue};
+use crate::qp::CQp;
 use crate::types::{
     DOORBELL_ARRIVAL_SEND, DOORBELL_ARRIVAL_SEND_IMM, DOORBELL_ARRIVAL_WRITE_IMM, doorbell_message,
     write,
@@ -105,9 +103,9 @@ pub unsafe extern "C" fn doorbell_cpu_recv_post(
 ) -> i32 {
     guard("doorbell_cpu_recv_post", || {
         let to = local(local_address, local_key, length);
-        let posted = queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu, left| {
+        let posted = turn(qp, timeout_ns, |cpu, until| {
             let (_, recv) = cpu.queues()?;
-            recv.recv_post(to, deadline(left)).map_err(of_device)
+            recv.recv_post(to, until).map_err(of_device)
         })?;
         // SAFETY: this function's promise.
         unsafe { store(ticket, posted.0) };
@@ -127,10 +125,9 @@ pub unsafe extern "C" fn doorbell_cpu_recv_wait(
     message: *mut doorbell_message,
 ) -> i32 {
     guard("doorbell_cpu_recv_wait", || {
-        let got = queue(qp)?.with_cpu(Duration::from_nanos(timeout_ns), |cpu, left| {
+        let got = turn(qp, timeout_ns, |cpu, until| {
             let (_, recv) = cpu.queues()?;
-            recv.recv_wait(Ticket(ticket), deadline(left))
-                .map_err(of_device)
+            recv.recv_wait(Ticket(ticket), until).map_err(of_device)
         })?;
         let answer = doorbell_message {
             size: 0,

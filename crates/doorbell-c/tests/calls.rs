@@ -17,7 +17,7 @@ use doorbell_c::memory::{
 };
 use doorbell_c::qp::{
     CQp, doorbell_qp_connect_local, doorbell_qp_create, doorbell_qp_destroy, doorbell_qp_error,
-    doorbell_qp_export, doorbell_qp_query, doorbell_qp_reset,
+    doorbell_qp_export, doorbell_qp_query, doorbell_qp_receive_from_anyone, doorbell_qp_reset,
 };
 use doorbell_c::recv::{
     doorbell_cpu_recv_post, doorbell_cpu_recv_wait, doorbell_cpu_send, doorbell_cpu_send_imm,
@@ -187,6 +187,41 @@ fn messages_take_receives() {
     // SAFETY: nothing is pointed at.
     let status = unsafe { doorbell_cpu_recv_post(without, 0, key, 8, SECOND, null_mut()) };
     assert_eq!(status, Status::Invalid as i32, "{}", last_error());
+}
+
+#[test]
+fn a_queue_pair_receives_from_anyone() {
+    let rig = rig();
+    let make = || {
+        let (status, qp) = qp(&rig, |attr| {
+            attr.depth = 64;
+            attr.receives = 4;
+        });
+        assert_eq!(status, OK, "{}", last_error());
+        qp
+    };
+    let (one, mut address) = (make(), [1; 64]);
+    // SAFETY: the bytes of a local.
+    unsafe {
+        let to = address.as_mut_ptr();
+        assert_eq!(
+            doorbell_qp_receive_from_anyone(one, 100, to, 64),
+            Status::Invalid as i32
+        );
+        assert!(last_error().contains("100"), "{}", last_error());
+        assert_eq!(doorbell_qp_receive_from_anyone(one, 1024, to, 64), OK);
+        let text = std::ffi::CStr::from_ptr(to).to_str().expect("words");
+        let at: std::net::SocketAddr = text.parse().expect("an address");
+        assert_ne!(at.port(), 0);
+        // It is connected now, and cannot be again.
+        assert_eq!(
+            doorbell_qp_receive_from_anyone(one, 1024, null_mut(), 0),
+            Status::State as i32
+        );
+        let mut short = [1; 5];
+        let status = doorbell_qp_receive_from_anyone(make(), 1024, short.as_mut_ptr(), 4);
+        assert_eq!((status, short[3], short[4]), (OK, 0, 1));
+    }
 }
 
 #[test]

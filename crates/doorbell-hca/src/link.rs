@@ -9,7 +9,7 @@ use doorbell_wire::{Key, Qpn};
 
 use crate::fault::Fault;
 use crate::mem::{Access, Span};
-use crate::roce::RoceTarget;
+use crate::roce::{RoceReceiver, RoceTarget};
 use crate::verbs::VerbsTarget;
 
 /// What a QP is connected to.
@@ -21,6 +21,8 @@ pub enum Destination {
     Peer(Arc<dyn RemoteQp>),
     /// A QP that is reached by packets, through the port of this QP's engine core.
     Roce(Box<RoceTarget>),
+    /// Nobody: packets from anywhere are received, through the port of this QP's engine core.
+    RoceAnyone(RoceReceiver),
     /// A QP that an RDMA device reaches; [`HcaQp::prepare`](crate::HcaQp::prepare) comes first.
     Verbs(Box<VerbsTarget>),
 }

@@ -26,6 +26,16 @@ pub struct RoceTarget {
     pub access: Access,
 }
 
+/// A receiver of what anybody's packets bring, as an Unreliable Connection that sends nothing: for sources that only know its number, such
+/// as sensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoceReceiver {
+    /// Payload of a packet at most, and of all but the last of a message.
+    pub path_mtu: doorbell_roce::Mtu,
+    /// What senders may do here, whatever the regions grant. Atomics and READs do not exist on this transport.
+    pub access: Access,
+}
+
 /// An opened port.
 #[derive(Clone, Debug)]
 pub struct RocePort {
@@ -64,6 +74,8 @@ pub struct RoceCounters {
     pub port: PortCounters,
     /// Dropped above it.
     pub strangers: StrangerCounters,
+    /// Times a connection was asked for what it has to send. Connections that have nothing to do are not asked.
+    pub asked: u64,
 }
 
 /// IPv4 addresses in IPv6 clothes as what they are.

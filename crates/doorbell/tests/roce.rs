@@ -359,3 +359,72 @@ fn a_port_that_cannot_be_is_refused_with_a_remedy() {
         assert!(!matches!(error, Error::Unsupported { .. }));
     }
 }
+
+/// A receiver that knows no sender: its number and address are all that a source needs.
+#[test]
+fn anybody_may_send_to_a_receiver_of_anybody() {
+    let (a, b) = (bench(config(), 1 << 16), bench(config(), 1 << 16));
+    let receiver = a.pd.qp().receive_queue(4).build().unwrap();
+    let (receiver, address) = receiver.receive_from_anyone(1024).unwrap();
+    let offer = a.device.roce_offer().unwrap();
+    assert_eq!(address, offer.address);
+    let source = b.pd.qp().unreliable(true).build().unwrap();
+    let target = doorbell::connect::RoceTarget {
+        agreed: b.device.roce_offer().unwrap().agree(&offer).unwrap(),
+        qpn: receiver.qpn(),
+        psn: 0,
+        unreliable: true,
+    };
+    let source = source
+        .connect(&doorbell::Destination::Roce(target))
+        .unwrap();
+    let (mut to, mut from) = (CpuQp::new(&receiver).unwrap(), CpuQp::new(&source).unwrap());
+    let (_, recv) = to.queues().unwrap();
+    let by = deadline(LONG);
+    for n in 0..20u32 {
+        let ticket = recv.recv_post(local(&a.target, 0, 0), by).unwrap();
+        let bytes = bytes(n as u8, 700);
+        b.source.memory().write(0, &bytes).unwrap();
+        let q = from.queue().unwrap();
+        q.write_imm(
+            remote(&a.target.remote(), 64),
+            local(&b.source, 0, 700),
+            n,
+            Post::by(by),
+        )
+        .unwrap();
+        let got = recv.recv_wait(ticket, by).unwrap();
+        assert_eq!((got.imm, got.bytes), (n, 700));
+        assert_eq!(read(&a.target, 64, 700), bytes);
+    }
+    let wrong = a.pd.qp().receive_queue(4).build().unwrap();
+    let error = wrong.receive_from_anyone(100).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("100"), "{error}");
+}
+
+/// What a queue pair was not made for is refused to its peer, whatever the key grants.
+#[test]
+fn a_queue_pair_grants_only_what_it_was_made_for() {
+    let (a, b) = (bench(config(), 4096), bench(config(), 4096));
+    let made = |b: &Bench, access| {
+        let qp = b.pd.qp().remote_access(access).build().unwrap();
+        let endpoint = qp.endpoint(LinkKind::Roce, &[]).unwrap();
+        (qp, endpoint)
+    };
+    let ((qp_a, at_a), (qp_b, at_b)) = (
+        made(&a, doorbell::Access::NONE),
+        made(&b, doorbell::Access::REMOTE_READ),
+    );
+    let qp_a = qp_a.connect(&a.device.destination(&at_b).unwrap()).unwrap();
+    let _qp_b = qp_b.connect(&b.device.destination(&at_a).unwrap()).unwrap();
+    let mut cpu = CpuQp::new(&qp_a).unwrap();
+    let q = cpu.queue().unwrap();
+    let by = deadline(LONG);
+    let (there, here) = (remote(&b.target.remote(), 0), local(&a.source, 0, 8));
+    let got = q.get(there, here, Post::by(by)).unwrap();
+    q.wait(got, by).unwrap();
+    let put = q.put(there, here, Post::by(by)).unwrap();
+    assert!(q.wait(put, by).is_err());
+    let fault = qp_a.error().unwrap();
+    assert_eq!(fault.syndrome(), doorbell::Syndrome::REMOTE_ACCESS);
+}

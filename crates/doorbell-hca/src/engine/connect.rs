@@ -35,14 +35,18 @@ impl Core {
                 Target::Loopback(inner.queues.qp(qpn).ok_or(HcaError::UnknownQp { qpn })?)
             }
             Destination::Peer(peer) => Target::Peer(peer),
-            Destination::Roce(target) => {
+            to @ (Destination::Roce(_) | Destination::RoceAnyone(_)) => {
                 let roce = roce.as_deref_mut().ok_or_else(|| HcaError::BadConfig {
                     what: format!(
                         "engine core {} has no RoCE port: open one first",
                         shared.core
                     ),
                 })?;
-                let link = roce::Link::new(roce.port.as_mut(), &target)?;
+                let link = match to {
+                    Destination::RoceAnyone(of) => roce::Link::receiver(roce.port.as_ref(), &of)?,
+                    Destination::Roce(target) => roce::Link::new(roce.port.as_mut(), &target)?,
+                    _ => return Ok(()),
+                };
                 roce.add(slot, shared.qpn.get());
                 Target::Roce(Box::new(link))
             }

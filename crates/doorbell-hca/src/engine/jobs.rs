@@ -9,7 +9,7 @@ use doorbell_wire::{Ctrl, Opcode, Payload, Piece as WqePiece, Remote, Width};
 use super::Cx;
 use super::exec::Step;
 use super::keys::Use;
-use super::qp::EngineQp;
+use super::qp::{EngineQp, Target};
 use super::{LANES, lane};
 use crate::dma::{self, DmaCore, Job, Piece, Pieces, Source, Work};
 use crate::fault::Fault;
@@ -272,6 +272,7 @@ impl super::Core {
             qps,
             dma,
             acknowledger,
+            roused,
             ..
         } = self;
         let mut ended = 0;
@@ -296,6 +297,9 @@ impl super::Core {
                     inner.events.push(crate::Event::CopyFailed { qpn, reason });
                 }
                 if lane != 0 {
+                    if matches!(qp.cold.target, Target::Roce(_)) {
+                        roused.push(slot as u32);
+                    }
                     unused.extend(qp.staged_ended(lane, cookie, &result, old, buffer));
                 } else {
                     let result = result.map_err(|_| Fault::DmaFailed);

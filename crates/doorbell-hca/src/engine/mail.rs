@@ -367,6 +367,7 @@ impl super::Core {
                 qps,
                 dma,
                 acknowledger,
+                roused,
                 ..
             } = self;
             let Some(qp) = qps[slot as usize].as_deref_mut() else {
@@ -382,6 +383,7 @@ impl super::Core {
                             slot,
                             dma,
                             acknowledger,
+                            roused,
                         };
                         qp.take_mail(&mut cx, &*peer)
                     }

@@ -79,6 +79,8 @@ pub(super) struct Cx<'a> {
     pub(super) slot: u32,
     pub(super) dma: &'a mut DmaCore,
     pub(super) acknowledger: &'a mut Acknowledger,
+    /// Slots of QPs whose connections have something to do.
+    pub(super) roused: &'a mut Vec<u32>,
 }
 
 /// One engine core.
@@ -95,6 +97,8 @@ pub(crate) struct Core {
     found: Vec<u32>,
     acknowledger: Acknowledger,
     dma: DmaCore,
+    /// Slots of QPs whose connections have something to do.
+    roused: Vec<u32>,
     /// Its heartbeat in the flight record.
     beat: Option<Beat>,
     /// The QP that was looked at last for the record.
@@ -124,6 +128,7 @@ impl Core {
             found: Vec::new(),
             acknowledger: Acknowledger::default(),
             dma: DmaCore::new(dma),
+            roused: Vec::new(),
             beat: record.and_then(|r| Beat::new(r, index)),
             watched: 0,
             roce: None,
@@ -152,6 +157,7 @@ impl Core {
             listed,
             dma,
             acknowledger,
+            roused,
             ..
         } = &mut *self;
         let mut i = 0;
@@ -175,6 +181,7 @@ impl Core {
                 slot: index,
                 dma,
                 acknowledger,
+                roused,
             };
             // SAFETY: a QP in the table is attached: its memory is mapped.
             if unsafe { qp.turn(&mut cx) } {

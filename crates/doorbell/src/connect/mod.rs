@@ -60,6 +60,12 @@ pub enum Destination {
     /// A queue pair at the other end of a RoCE link; of another Doorbell by [`Device::destination`](crate::Device::destination),
     /// or of any other implementation.
     Roce(RoceTarget),
+    /// Nobody: WRITEs and SENDs that any sender's packets bring are received, as on an Unreliable Connection, and nothing is sent. For sources
+    /// that only know a queue pair number and a key, such as sensors; see [`QpCore::receive_from_anyone`](crate::QpCore::receive_from_anyone).
+    RoceAnyone {
+        /// Payload of a packet at most, and of all but the last packet of a message: one of [`PATH_MTUS`].
+        path_mtu: u16,
+    },
     /// A queue pair at the other end of an RDMA device's link; by [`Device::destination`](crate::Device::destination), or of any verbs program.
     Verbs(VerbsTarget),
 }

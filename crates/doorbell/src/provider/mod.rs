@@ -155,6 +155,8 @@ pub struct QpRequest {
     pub on_error: OnError,
     /// Signals that [`OnError::Release`] moves past anything awaited: memory, and bytes of it.
     pub signals: Vec<(Memory, Range<usize>)>,
+    /// What a peer may do over RoCE.
+    pub remote_access: Access,
     /// Keeps the memory mapped; dropped when the provider has let go of it.
     pub keep: Keep,
 }

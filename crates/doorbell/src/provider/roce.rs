@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use doorbell_hca::roce::transport::{Config, Mtu};
 use doorbell_hca::roce::{
-    FaultSpec, PortConfig, PortError, PortKind, RocePort, RoceTarget as Target,
+    FaultSpec, PortConfig, PortError, PortKind, RocePort, RoceReceiver, RoceTarget as Target,
 };
 use doorbell_hca::{Access, Hca};
 use doorbell_wire::roce::{Psn, Transport};
@@ -200,13 +200,9 @@ fn own_address() -> String {
 }
 
 /// A connection as the engine makes it. `psn` is the first number that this side sends.
-pub(super) fn target(target: &RoceTarget, psn: u32) -> Result<Target> {
+pub(super) fn target(target: &RoceTarget, psn: u32, access: Access) -> Result<Target> {
     let agreed = &target.agreed;
-    let path_mtu = Mtu::fitting(agreed.path_mtu.into()).ok_or_else(|| Error::Argument {
-        object: "path MTU of a RoCE connection",
-        value: agreed.path_mtu.to_string(),
-        remedy: "use 256, 512, 1024, 2048 or 4096",
-    })?;
+    let path_mtu = mtu(agreed.path_mtu)?;
     let (local, remote) = (&agreed.local, &agreed.remote);
     Ok(Target {
         peer: remote.address,
@@ -233,7 +229,21 @@ pub(super) fn target(target: &RoceTarget, psn: u32) -> Result<Target> {
             },
             ..Config::default()
         },
-        access: Access::ALL,
+        access,
+    })
+}
+
+/// A receiver of what anybody sends.
+pub(super) fn receiver(path_mtu: u16, access: Access) -> Result<RoceReceiver> {
+    let path_mtu = mtu(path_mtu)?;
+    Ok(RoceReceiver { path_mtu, access })
+}
+
+fn mtu(path_mtu: u16) -> Result<Mtu> {
+    Mtu::fitting(path_mtu.into()).ok_or_else(|| Error::Argument {
+        object: "path MTU of a RoCE connection",
+        value: path_mtu.to_string(),
+        remedy: "use 256, 512, 1024, 2048 or 4096",
     })
 }
 

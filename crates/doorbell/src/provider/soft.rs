@@ -15,8 +15,8 @@ use doorbell_hca::dma::Dma;
 use doorbell_hca::record::Recording;
 use doorbell_hca::shm::{DeviceImporter, Shm, ShmConfig, ShmLink, SlotQp};
 use doorbell_hca::{
-    Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig, HcaError,
-    HcaQp, RqConfig, Shared,
+    Access, Cores, CqConfig, DoorbellArray, DoorbellWord, Driver, Event, Fault, Hca, HcaConfig,
+    HcaError, HcaQp, RqConfig, Shared,
 };
 use doorbell_wire::{Qpn, Vendor};
 
@@ -298,6 +298,7 @@ impl Provider for Soft {
             timeout: self.timeout,
             gpu: self.gpu.clone(),
             verbs: Arc::clone(&self.verbs),
+            remote_access: request.remote_access,
             qp: RwLock::new(Life::Alive(Here::new(&self.gpu, qp))),
         }))
     }
@@ -401,6 +402,7 @@ struct SoftQp {
     timeout: Duration,
     gpu: Gpu,
     verbs: Arc<VerbsSettings>,
+    remote_access: Access,
     qp: RwLock<Life>,
 }
 
@@ -501,7 +503,10 @@ impl ProviderQp for SoftQp {
                 hca::Destination::Peer(ShmLink::open(peer.session(), local)?)
             }
             Destination::Roce(target) => {
-                hca::Destination::Roce(Box::new(roce::target(target, psn)?))
+                hca::Destination::Roce(Box::new(roce::target(target, psn, self.remote_access)?))
+            }
+            Destination::RoceAnyone { path_mtu } => {
+                hca::Destination::RoceAnyone(roce::receiver(*path_mtu, self.remote_access)?)
             }
             Destination::Verbs(target) => {
                 hca::Destination::Verbs(Box::new(verbs::target(&self.verbs, target, psn)))

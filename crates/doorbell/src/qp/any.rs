@@ -1,6 +1,7 @@
 //! What can be done with a queue pair in any state, and a handle that leaves its state to run time.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,6 +53,12 @@ impl QpCore {
     /// Slots of the send queue.
     pub fn depth(&self) -> u32 {
         self.inner.depth()
+    }
+
+    /// Where packets for it have to be sent to; opens the port if it was not.
+    pub(super) fn roce_address(&self) -> Result<SocketAddr> {
+        let provider = &self.inner.pd.inner.device.provider;
+        Ok(provider.roce_offer(self.core())?.address)
     }
 
     /// How it is rung.
@@ -187,6 +194,14 @@ pub struct AnyQp {
 }
 
 impl AnyQp {
+    /// Connects it to nobody, so that it receives what any sender's packets bring ([`Destination::RoceAnyone`]); returns where they have to be
+    /// sent to, beside [its number](QpCore::qpn).
+    pub fn receive_from_anyone(&self, path_mtu: u16) -> Result<SocketAddr> {
+        let address = self.roce_address()?;
+        self.inner.connect(&Destination::RoceAnyone { path_mtu })?;
+        Ok(address)
+    }
+
     /// Connects it, if it is reset. When this fails it is still there.
     pub fn connect(&self, to: &Destination) -> Result<()> {
         self.inner.connect(to)

@@ -12,7 +12,7 @@ use crate::config::OnError;
 use crate::memory::Memory;
 use crate::mr::Pd;
 use crate::provider::{QpRequest, RecvRequest};
-use crate::{Error, Result};
+use crate::{Access, Error, Result};
 
 /// Most pieces of memory of a receive.
 const MAX_PIECES: u32 = 32;
@@ -29,6 +29,7 @@ pub struct QpBuilder {
     on_error: OnError,
     signals: Vec<(Memory, Range<usize>)>,
     unreliable: bool,
+    access: Access,
     receives: u32,
     pieces: u32,
 }
@@ -46,6 +47,7 @@ impl QpBuilder {
             on_error: settings.on_error,
             signals: Vec::new(),
             unreliable: false,
+            access: Access::ALL,
             receives: 0,
             pieces: 1,
         }
@@ -107,6 +109,14 @@ impl QpBuilder {
     #[must_use]
     pub fn unreliable(mut self, yes: bool) -> Self {
         self.unreliable = yes;
+        self
+    }
+
+    /// What a peer may do over RoCE, whatever its keys grant: WRITE, READ, atomics. All of them unless said otherwise. What is not
+    /// allowed fails at the peer ([`Syndrome::REMOTE_ACCESS`](crate::Syndrome::REMOTE_ACCESS)) and stops this queue pair, as a wrong key does.
+    #[must_use]
+    pub fn remote_access(mut self, access: Access) -> Self {
+        self.access = access;
         self
     }
 
@@ -184,6 +194,7 @@ impl QpBuilder {
                 .or(self.core),
             on_error: self.on_error,
             signals: self.signals.clone(),
+            remote_access: self.access,
             keep: Arc::clone(&queue) as doorbell_gpu::Keep,
         })?;
         Ok(QpInner {

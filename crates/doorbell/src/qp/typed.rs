@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +78,15 @@ impl Qp<Reset> {
     pub fn connect(self, to: &Destination) -> Result<Qp<Ready>> {
         self.inner.connect(to)?;
         Ok(Qp::from_core(self.core))
+    }
+
+    /// Connects it to nobody; see [`AnyQp::receive_from_anyone`](super::AnyQp::receive_from_anyone).
+    pub fn receive_from_anyone(self, path_mtu: u16) -> Result<(Qp<Ready>, SocketAddr)> {
+        let address = self.roce_address()?;
+        Ok((
+            self.connect(&Destination::RoceAnyone { path_mtu })?,
+            address,
+        ))
     }
 
     /// Connects it to itself: its work requests act on regions of its own protection domain.

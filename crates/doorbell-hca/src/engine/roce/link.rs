@@ -10,6 +10,7 @@ use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
 
 use super::flight::{Bytes, Flight, InFlight, LIMIT};
 use super::memory::QpMemory;
+use super::ready::Place;
 use crate::engine::Cx;
 use crate::engine::exec::{MAX_MESSAGE, Outcome, waited};
 use crate::engine::keys::Use;
@@ -17,7 +18,7 @@ use crate::engine::qp::{ColdQp, EngineQp, Park, Target};
 use crate::error::{HcaError, Result};
 use crate::fault::Fault;
 use crate::mem::Access;
-use crate::roce::{RoceTarget, plain};
+use crate::roce::{RoceReceiver, RoceTarget, plain};
 
 /// How long finding the way to a peer may take (address resolution).
 const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
@@ -26,9 +27,10 @@ const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) connection: Connection,
-    pub(super) path: Path,
+    /// The way to the peer; nothing if packets come from anybody.
+    pub(super) path: Option<Path>,
     /// Packets from elsewhere are a stranger's.
-    pub(super) peer: IpAddr,
+    pub(super) peer: Option<IpAddr>,
     /// Number of its queue pair.
     pub(in crate::engine) peer_qpn: u32,
     pub(super) access: Access,
@@ -36,6 +38,8 @@ pub(crate) struct Link {
     pub(super) exact: bool,
     /// Nobody is told what became of a request.
     pub(super) unreliable: bool,
+    /// Among those that have something to do.
+    pub(super) place: Place,
 }
 
 impl Link {
@@ -64,12 +68,41 @@ impl Link {
         let connection = Connection::new(&config).map_err(|e| bad(e.to_string()))?;
         Ok(Self {
             connection,
-            path,
-            peer: plain(target.peer.ip()),
+            path: Some(path),
+            peer: Some(plain(target.peer.ip())),
             peer_qpn: target.connection.dest_qpn,
             exact: target.segments,
             access: target.access,
             unreliable: config.transport == Transport::Uc,
+            place: Place::default(),
+        })
+    }
+
+    /// Receives from anybody, and sends nothing.
+    pub(in crate::engine) fn receiver(port: &dyn Port, of: &RoceReceiver) -> Result<Self> {
+        let bad = |what: String| HcaError::BadConfig { what };
+        let (wanted, fits) = (
+            of.path_mtu.bytes() as usize,
+            doorbell_port::path_mtu(port.mtu()),
+        );
+        if wanted > fits {
+            return Err(bad(format!(
+                "packets of path MTU {wanted} do not fit the port (at most {fits})"
+            )));
+        }
+        let config = doorbell_roce::Config {
+            transport: Transport::Uc,
+            path_mtu: of.path_mtu,
+            ..doorbell_roce::Config::default()
+        };
+        Ok(Self {
+            connection: Connection::new(&config).map_err(|e| bad(e.to_string()))?,
+            path: None,
+            peer: None,
+            peer_qpn: 0,
+            access: of.access,
+            unreliable: true,
+            place: Place::default(),
         })
     }
 }
@@ -205,6 +238,9 @@ impl EngineQp {
         let Target::Roce(link) = &mut self.cold.target else {
             return Err(Fault::NotConnected);
         };
+        if link.path.is_none() {
+            return Err(Fault::NotConnected);
+        }
         let message = Message {
             token: self.exec,
             op,
@@ -220,6 +256,7 @@ impl EngineQp {
             Err(PostError::Unsupported) => return Err(Fault::Unsupported),
             Err(PostError::Length(_)) => return Err(Fault::BadLength),
         }
+        cx.roused.push(cx.slot);
         self.cold.flight.push(InFlight {
             at: self.exec,
             ctrl,

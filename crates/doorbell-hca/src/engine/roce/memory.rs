@@ -81,7 +81,7 @@ impl QpMemory<'_, '_> {
         want: Want,
     ) -> Result<Place, Refusal> {
         if !self.access.contains(need) {
-            return Err(Refusal::Invalid);
+            return Err(Refusal::Access);
         }
         if want == Want::Atomic && !va.is_multiple_of(8) {
             return Err(Refusal::Invalid);

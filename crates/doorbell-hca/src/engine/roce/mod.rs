@@ -12,6 +12,7 @@ mod inward;
 mod link;
 mod memory;
 mod outward;
+mod ready;
 mod staged;
 
 use std::collections::HashMap;
@@ -84,8 +85,12 @@ pub(crate) struct CorePort {
     lends: bool,
     /// Slot of each connected queue pair, by number.
     routes: HashMap<u32, u32, BuildHasherDefault<QpnHash>>,
-    /// Slots and numbers of connected queue pairs.
-    links: Vec<(u32, u32)>,
+    /// The number of the connected queue pair in each slot; 0: none.
+    links: Vec<u32>,
+    connected: usize,
+    ready: ready::Ready,
+    /// Times a connection was asked for its packets.
+    asked: u64,
     /// Slots of queue pairs that gather what arrived; for the time of a round.
     gathering: Vec<u32>,
     /// A queue pair found no buffer for what it is to fetch.
@@ -102,7 +107,7 @@ impl std::fmt::Debug for CorePort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CorePort")
             .field("port", &self.port)
-            .field("links", &self.links.len())
+            .field("links", &self.connected)
             .finish_non_exhaustive()
     }
 }
@@ -117,6 +122,9 @@ impl CorePort {
             tx: SendBatch::new(),
             routes: HashMap::default(),
             links: Vec::new(),
+            connected: 0,
+            ready: ready::Ready::default(),
+            asked: 0,
             gathering: Vec::new(),
             hungry: false,
             first: 0,
@@ -130,6 +138,7 @@ impl CorePort {
         RoceCounters {
             port: self.port.counters(),
             strangers: self.strangers,
+            asked: self.asked,
         }
     }
 
@@ -137,21 +146,26 @@ impl CorePort {
     pub(super) fn add(&mut self, slot: u32, qpn: u32) {
         self.forget(slot);
         self.routes.insert(qpn, slot);
-        self.links.push((slot, qpn));
+        let at = slot as usize;
+        if self.links.len() <= at {
+            self.links.resize(at + 1, 0);
+        }
+        self.links[at] = qpn;
+        self.connected += 1;
     }
 
     /// A queue pair is connected no more.
     pub(super) fn forget(&mut self, slot: u32) {
-        let Some(at) = self.links.iter().position(|l| l.0 == slot) else {
-            return;
-        };
-        let (_, qpn) = self.links.swap_remove(at);
-        self.routes.remove(&qpn);
+        let qpn = self.links.get_mut(slot as usize).map(std::mem::take);
+        if let Some(qpn) = qpn.filter(|qpn| *qpn != 0) {
+            self.routes.remove(&qpn);
+            self.connected -= 1;
+        }
     }
 
     /// Is there anything that may send or receive?
     fn is_idle(&self) -> bool {
-        self.links.is_empty()
+        self.connected == 0
     }
 
     /// Nanoseconds since the port was opened.
@@ -195,7 +209,7 @@ impl CorePort {
                 };
                 if state != QpState::Ready {
                     self.strangers.unknown_qp += 1;
-                } else if plain(packet.src.ip()) != link.peer {
+                } else if link.peer.is_some_and(|peer| plain(packet.src.ip()) != peer) {
                     self.strangers.wrong_source += 1;
                 } else if link.exact && packet.check != Check::Exact {
                     self.strangers.damaged += 1;
@@ -208,6 +222,7 @@ impl CorePort {
                             }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
+                            self.ready.rouse(slot, &mut link.place);
                             if memory.is_gathering() && self.gathering.last() != Some(&slot) {
                                 self.gathering.push(slot);
                             }
@@ -244,47 +259,48 @@ impl CorePort {
     fn drive(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>, stage: Stage) -> u64 {
         let now = self.now();
         let mut done = 0;
-        let mut i = 0;
-        // Those that are not connected any more leave, which moves others into their places.
-        while let Some(&(slot, qpn)) = self.links.get(i) {
-            let ready = qps
-                .get(slot as usize)
-                .and_then(|q| q.as_deref())
-                .is_some_and(|qp| {
-                    qp.qpn().get() == qpn
-                        && qp.cold.shared.state() == QpState::Ready
-                        && matches!(qp.cold.target, Target::Roce(_))
-                });
-            if ready {
-                i += 1;
-            } else {
-                self.links.swap_remove(i);
-                self.routes.remove(&qpn);
-                if let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) {
-                    qp.unstage(cx.dma, slot);
-                }
-            }
-        }
-        self.first = (self.first + 1) % self.links.len().max(1);
+        self.gather_ready(qps, cx, now);
+        let list = self.ready.take();
+        self.first = (self.first + 1) % list.len().max(1);
         let mut hungry = false;
-        for n in 0..self.links.len() {
-            let (slot, _) = self.links[(self.first + n) % self.links.len()];
+        for n in 0..list.len() {
+            let slot = list[(self.first + n) % list.len()];
             let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
                 continue;
             };
             cx.slot = slot;
+            if qp.cold.shared.state() != QpState::Ready {
+                // It failed elsewhere; it is forgotten when it is reset or destroyed.
+                qp.unstage(cx.dma, slot);
+                continue;
+            }
             if let Some(reason) = &self.down {
                 tracing::error!(qpn = %qp.qpn(), "the RoCE port failed: {reason}");
                 qp.fail_flight(cx.inner, Fault::PortDown);
                 done += 1;
                 continue;
             }
-            let sent = self.send_of(qp, cx, now, stage);
-            done += sent + qp.reap(cx);
+            let (sent, more) = self.send_of(qp, cx, now, stage);
+            let reaped = qp.reap(cx);
+            done += sent + reaped;
             if qp.cold.staged.is_some() {
                 hungry |= qp.look_after_copies(cx, sent == 0 && self.hungry);
             }
+            let copies = qp.cold.staged.as_ref().is_some_and(|s| !s.is_idle());
+            let ready = qp.cold.shared.state() == QpState::Ready;
+            if let Target::Roce(link) = &mut qp.cold.target {
+                if ready && (more || copies || sent + reaped > 0) {
+                    self.ready.keep(slot);
+                } else {
+                    let timeout = link.connection.timeout().filter(|_| ready);
+                    self.ready.rest(slot, &mut link.place, timeout);
+                }
+            }
+            if !ready {
+                qp.unstage(cx.dma, slot);
+            }
         }
+        self.ready.put_back(list);
         self.hungry = hungry;
         if !self.tx.is_empty() {
             self.flush(cx.inner);
@@ -292,11 +308,43 @@ impl CorePort {
         done
     }
 
-    /// The packets of one connection into the batch.
-    fn send_of(&mut self, qp: &mut EngineQp, cx: &mut Cx<'_>, now: u64, stage: Stage) -> u64 {
+    /// Who has something to do: what posted since, whose time has come, and all of them if the port failed.
+    fn gather_ready(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>, now: u64) {
+        for slot in cx.roused.drain(..) {
+            if let Some(place) = place_of(qps, slot) {
+                self.ready.rouse(slot, place);
+            }
+        }
+        while let Some((slot, at)) = self.ready.due(now) {
+            if let Some(place) = place_of(qps, slot) {
+                self.ready.rouse_due(slot, at, place);
+            }
+        }
+        if self.down.is_some() {
+            for slot in 0..self.links.len() as u32 {
+                if let Some(place) = place_of(qps, slot) {
+                    self.ready.rouse(slot, place);
+                }
+            }
+        }
+    }
+
+    /// The packets of one connection into the batch: how many, and whether there are more.
+    fn send_of(
+        &mut self,
+        qp: &mut EngineQp,
+        cx: &mut Cx<'_>,
+        now: u64,
+        stage: Stage,
+    ) -> (u64, bool) {
         let inner = cx.inner;
+        self.asked += 1;
         let Some((link, mut memory)) = qp.cold.link(cx) else {
-            return 0;
+            return (0, false);
+        };
+        // Who receives from anybody owes nobody anything.
+        let Some(path) = &link.path else {
+            return (0, false);
         };
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
@@ -304,28 +352,28 @@ impl CorePort {
         memory.lends = self.lends;
         let mut sent = 0;
         for _ in 0..SHARE {
-            if self.tx.space(&link.path).is_none() && !self.flush(inner) {
+            if self.tx.space(path).is_none() && !self.flush(inner) {
                 break;
             }
-            let Some(space) = self.tx.space(&link.path) else {
+            let Some(space) = self.tx.space(path) else {
                 break;
             };
             match link.connection.transmit(now, &mut memory, space) {
                 Some(len) => {
                     match memory.lent.take() {
-                        None => self.tx.commit(&link.path, len),
+                        None => self.tx.commit(path, len),
                         // SAFETY: memory that was resolved in this round stays readable until the round ends, and every round that puts
                         // packets into the batch sends it before it ends.
                         Some((at, payload)) => unsafe {
-                            self.tx.commit_lent(&link.path, len, at.as_ptr(), payload);
+                            self.tx.commit_lent(path, len, at.as_ptr(), payload);
                         },
                     }
                     sent += 1;
                 }
-                None => break,
+                None => return (sent, false),
             }
         }
-        sent
+        (sent, true)
     }
 
     /// A fault script has cut the link.
@@ -350,6 +398,14 @@ impl CorePort {
                 false
             }
         }
+    }
+}
+
+/// The place of a slot's connection in the list.
+fn place_of(qps: &mut [Option<Box<EngineQp>>], slot: u32) -> Option<&mut ready::Place> {
+    match &mut qps.get_mut(slot as usize)?.as_deref_mut()?.cold.target {
+        Target::Roce(link) => Some(&mut link.place),
+        _ => None,
     }
 }
 
@@ -481,6 +537,7 @@ impl super::Core {
             roce,
             dma,
             acknowledger,
+            roused,
             ..
         } = self;
         let mut cx = Cx {
@@ -488,6 +545,7 @@ impl super::Core {
             slot: 0,
             dma,
             acknowledger,
+            roused,
         };
         match roce {
             Some(roce) if !roce.is_idle() => roce.turn(qps, &mut cx, posted),
@@ -502,6 +560,7 @@ impl super::Core {
             roce,
             dma,
             acknowledger,
+            roused,
             ..
         } = self;
         let mut cx = Cx {
@@ -509,6 +568,7 @@ impl super::Core {
             slot,
             dma,
             acknowledger,
+            roused,
         };
         let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
         if let (Some(roce), Some(qp)) = (roce, qp)

@@ -185,6 +185,11 @@ impl Outward {
         self.failed
     }
 
+    /// No pieces are kept or expected.
+    pub(super) fn is_empty(&self) -> bool {
+        self.messages.pieces.is_empty() && self.answers.is_empty()
+    }
+
     /// Has anything to be fetched?
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted

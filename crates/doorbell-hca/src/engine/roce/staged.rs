@@ -59,6 +59,11 @@ impl Staged {
         self.inward.has_failed() || self.outward.has_failed()
     }
 
+    /// Nothing is under way, and no buffer is kept.
+    pub(in crate::engine) fn is_idle(&self) -> bool {
+        !self.inward.is_busy() && self.outward.is_empty()
+    }
+
     /// Messages before `oldest` are complete.
     pub(in crate::engine) fn complete(&mut self, oldest: u64, dma: &mut DmaCore) {
         self.outward.complete(oldest, dma);
