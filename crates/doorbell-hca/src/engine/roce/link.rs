@@ -100,6 +100,7 @@ impl Link {
             path: None,
             peer: None,
             peer_qpn: 0,
+            exact: false,
             access: of.access,
             unreliable: true,
             place: Place::default(),

@@ -283,10 +283,13 @@ impl CorePort {
             let (sent, more) = self.send_of(qp, cx, now, stage);
             let reaped = qp.reap(cx);
             done += sent + reaped;
+            let mut copies = false;
             if qp.cold.staged.is_some() {
-                hungry |= qp.look_after_copies(cx, sent == 0 && self.hungry);
+                // Who found no buffer has nothing under way that would wake it.
+                copies = qp.look_after_copies(cx, sent == 0 && self.hungry);
+                hungry |= copies;
+                copies |= qp.cold.staged.as_ref().is_some_and(|s| !s.is_idle());
             }
-            let copies = qp.cold.staged.as_ref().is_some_and(|s| !s.is_idle());
             let ready = qp.cold.shared.state() == QpState::Ready;
             if let Target::Roce(link) = &mut qp.cold.target {
                 if ready && (more || copies || sent + reaped > 0) {
