@@ -31,7 +31,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
             if i > 0 {
                 writeln!(out)?;
             }
-            print(&mut out, styled, report)?;
+            print(&mut out, styled, report, args.pid == Whom::All)?;
         }
     }
     out.flush().context("writing to standard output")?;
@@ -66,8 +66,10 @@ fn everything(whom: Whom) -> Result<Vec<ProcessReport>> {
         crate::complain(&format!("doorbell: {error}"));
     }
     missing::name(&mut reports);
-    if let Whom::Process(_) = whom {
-        reports.truncate(1);
+    match whom {
+        Whom::Process(_) => reports.truncate(1),
+        // Those that run are what is usually looked for.
+        Whom::All => reports.sort_by_key(|r| r.post_mortem.is_some()),
     }
     if reports.is_empty() {
         bail!(
@@ -131,7 +133,8 @@ fn short(command: &str, room: usize) -> String {
     }
 }
 
-fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport) -> io::Result<()> {
+/// `brief`: of one that cannot answer, too, only queue pairs that are stuck are shown whole.
+fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport, brief: bool) -> io::Result<()> {
     let bold = |text: String| match styled {
         true => format!("\x1b[1m{text}\x1b[0m"),
         false => text,
@@ -158,7 +161,7 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport) -> io::Resul
     for device in &report.devices {
         head(out, report, device)?;
         for qp in &device.qps {
-            queue_pair(out, styled, report, qp)?;
+            queue_pair(out, styled, report, qp, brief)?;
         }
         regions(out, device)?;
     }
@@ -256,6 +259,7 @@ fn queue_pair(
     styled: bool,
     report: &ProcessReport,
     qp: &QpReport,
+    brief: bool,
 ) -> io::Result<()> {
     let (word, colour) = match (qp.stuck, qp.moving) {
         (true, _) => ("STUCK", "1;31"),
@@ -281,7 +285,7 @@ fn queue_pair(
         writeln!(out, "  {line}")?;
     }
     // Of what is dead everything is of interest.
-    if !qp.stuck && !qp.moving && report.post_mortem.is_none() {
+    if !qp.stuck && !qp.moving && (brief || report.post_mortem.is_none()) {
         return Ok(());
     }
     let mut facts = Vec::new();

@@ -220,7 +220,7 @@ impl Store {
             Recording::File { .. } => match Self::file(id, log_events) {
                 Ok(mapping) => Some(Arc::new(mapping)),
                 Err(e) => {
-                    tracing::warn!(
+                    tracing::info!(
                         "the flight record goes to memory and will not survive this process: {e}"
                     );
                     None

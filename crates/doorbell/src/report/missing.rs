@@ -214,9 +214,24 @@ fn word(
             "{head}: no request for it is on its way; a queue pair that leads here has failed: {failure}"
         ),
         (None, None) => format!(
-            "{head}: no request for it is on its way in any process that was reached: it was not posted, or its poster is on another host or gone"
+            "{head}: no request for it is on its way in any process that was reached{}",
+            match idle(reports, report, device) {
+                Some(other) => format!("; {other}, which is connected to it, waits itself"),
+                None => ": it was not posted, or its poster is on another host or gone".to_owned(),
+            }
         ),
     }
+}
+
+/// Somebody who is connected to the device and waits too: what is missing there is missing here.
+fn idle(reports: &[ProcessReport], own: &ProcessReport, device: &DeviceReport) -> Option<String> {
+    reports.iter().find_map(|their| {
+        let waits = their.devices.iter().any(|d| {
+            let same = their.pid == own.pid && d.id == device.id;
+            !same && !d.waits.is_empty() && d.qps.iter().any(|q| targets(q, same, device))
+        });
+        waits.then(|| who(their))
+    })
 }
 
 fn inside(request: &PendingReport, addr: u64) -> bool {
@@ -335,6 +350,19 @@ mod tests {
         );
         let peer = all[2].devices[0].qps[0].peer.as_deref().unwrap();
         assert!(peer.contains("not reachable"), "{peer}");
+    }
+
+    #[test]
+    fn a_wait_for_somebody_who_waits_points_there() {
+        let mut all = job(Vec::new());
+        let wait = all[0].devices[0].waits[0].clone();
+        all[1].devices[0].waits.push(wait);
+        name(&mut all);
+        let verdict = &all[0].devices[0].waits[0].verdict;
+        assert!(
+            verdict.ends_with("; rank 1 (process 100), which is connected to it, waits itself"),
+            "{verdict}"
+        );
     }
 
     #[test]
