@@ -71,7 +71,7 @@ pub(crate) enum Command {
 Examples:
   export LD_LIBRARY_PATH=$(doorbell path lib)
   cc -I$(doorbell path include) main.c -L$(doorbell path lib) -ldoorbell
-  cuda=$(doorbell path ptx)/doorbell_device.ptx   # link it into CUDA C++ kernels")]
+  cuda=$(doorbell path ptx)/doorbell_device.ptx   # to link into CUDA C++")]
 pub(crate) struct PathArgs {
     /// What to look for
     pub(crate) piece: Piece,
@@ -101,7 +101,7 @@ pub(crate) enum Piece {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  doorbell completions bash > ~/.local/share/bash-completion/completions/doorbell
+  eval \"$(doorbell completions bash)\"     # in ~/.bashrc
   doorbell completions zsh > \"${fpath[1]}/_doorbell\"")]
 pub(crate) struct CompletionsArgs {
     /// bash, elvish, fish, powershell or zsh
@@ -393,14 +393,14 @@ impl CqMode {
 
 const EXAMPLES: &str = "\
 Examples:
-  doorbell perf put-bw --quick            a first look: small, every byte checked
+  doorbell perf put-bw --quick            a first look: every byte checked
   doorbell perf put-bw --size 8:1M        rates and bandwidth over sizes
   doorbell perf put-bw --initiator gpu,proxy,cpu --blocks 1:128
                                           who should post? rows and ratios
   doorbell perf put-bw --link shm --hca-cores 0 --batch 32
                                           two processes on two cores
   doorbell perf put-bw --link roce --connect HOST
-                                          two hosts: `doorbell serve` runs on HOST
+                                          two hosts; there: `doorbell serve`
   mpirun -n 2 doorbell perf put-bw --link roce
                                           two ranks of a launcher
   doorbell perf forward --gpu cuda        HCA to kernel and back

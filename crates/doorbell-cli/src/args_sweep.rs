@@ -60,8 +60,8 @@ Examples:
 
 Open report.html in a browser; it needs no network. SIGINT ends a sweep early:
 what was measured by then is written.
-Exit status: 0 all was measured, 1 a point failed, 2 wrong arguments, 3 messages
-were lost or wrong, 130 ended early.";
+Exit status: 0 all was measured, 1 a point failed, 2 wrong arguments,
+3 messages were lost or wrong, 130 ended early.";
 
 /// What is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -119,7 +119,7 @@ pub(crate) struct CompareArgs {
 const COMPARE: &str = "\
 Examples:
   doorbell compare before/results.json after/results.json
-  doorbell compare a.json b.json --json | jq '.figures[] | select(.ratio < 0.9)'
+  doorbell compare a.json b.json --json | jq '.figures[] | select(.ratio<0.9)'
   doorbell perf put-bw --size 8,8,8 --json a.json    measures one case thrice
 
 A change counts when the repetitions of both sides do not overlap and their

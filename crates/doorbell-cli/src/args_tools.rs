@@ -79,7 +79,8 @@ Examples:
   doorbell explain put
   doorbell explain atomic --bad access
   doorbell explain signal | less
-It needs no GPU and no NIC. Every byte is read back from the queue that was used.";
+It needs no GPU and no NIC. Every byte is read back from the queue that was
+used.";
 
 /// What `explain` runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

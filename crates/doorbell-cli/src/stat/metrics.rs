@@ -8,8 +8,9 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use doorbell::report::ProcessReport;
+use doorbell::report::{ProcessReport, quantile};
 
+use super::latency;
 use crate::args::Whom;
 use crate::{Ended, dump};
 
@@ -76,93 +77,278 @@ fn answer(mut stream: TcpStream, whom: Whom) -> std::io::Result<()> {
     )
 }
 
-/// The reports as metrics, each family together, as the format wants it.
+/// The reports as metrics.
 fn text(reports: &[ProcessReport]) -> String {
-    let mut families: Vec<Family> = Vec::new();
-    let mut add = |name: String, kind: &'static str, labels: String, value: String| {
-        let line = format!("{name}{{{labels}}} {value}\n");
-        match families.iter_mut().find(|f| f.name == name) {
-            Some(family) => family.lines.push_str(&line),
-            None => families.push(Family {
-                name,
-                kind,
-                lines: line,
-            }),
-        }
-    };
+    let mut page = Page::default();
     for report in reports {
-        let pid = format!("pid=\"{}\"", report.pid);
-        let seconds = format!("{}", report.cpu_ns as f64 / 1e9);
-        add(
-            "doorbell_process_cpu_seconds_total".into(),
-            "counter",
-            pid.clone(),
-            seconds,
-        );
-        for device in &report.devices {
-            let hca = format!("{pid},hca=\"{:016x}\"", device.id);
-            for (i, core) in device.cores.iter().enumerate() {
-                let labels = format!("{hca},core=\"{i}\"");
-                add(
-                    "doorbell_core_rounds_total".into(),
-                    "counter",
-                    labels.clone(),
-                    core.rounds.to_string(),
-                );
-                let dead = u8::from(core.dead.is_some()).to_string();
-                add("doorbell_core_dead".into(), "gauge", labels.clone(), dead);
-                for (name, n) in &core.counters {
-                    add(
-                        format!("doorbell_core_{name}_total"),
-                        "counter",
-                        labels.clone(),
-                        n.to_string(),
-                    );
-                }
-            }
-            for (name, n) in &device.roce {
-                add(
-                    format!("doorbell_port_{name}_total"),
-                    "counter",
-                    hca.clone(),
-                    n.to_string(),
-                );
-            }
-            for qp in &device.qps {
-                let labels = format!("{hca},qp=\"{:#08x}\"", qp.qpn);
-                let stuck = u8::from(qp.stuck).to_string();
-                add("doorbell_qp_stuck".into(), "gauge", labels.clone(), stuck);
-                for (name, n) in &qp.counters {
-                    add(
-                        format!("doorbell_qp_{name}_total"),
-                        "counter",
-                        labels.clone(),
-                        n.to_string(),
-                    );
-                }
-                for (name, n) in &qp.roce {
-                    add(
-                        format!("doorbell_qp_roce_{name}_total"),
-                        "counter",
-                        labels.clone(),
-                        n.to_string(),
-                    );
-                }
-            }
-        }
+        process(&mut page, report);
     }
-    let mut text = String::new();
-    for family in families {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "# TYPE {} {}", family.name, family.kind);
-        text.push_str(&family.lines);
-    }
-    text
+    page.text()
 }
 
-/// All lines of one name.
+fn process(page: &mut Page, report: &ProcessReport) {
+    let pid = [("pid", report.pid.to_string())];
+    page.counter("process_cpu_seconds", &pid, report.cpu_ns as f64 / 1e9);
+    let latencies = latency::of(report);
+    for (name, share) in [("latency_p50_seconds", 0.5), ("latency_p99_seconds", 0.99)] {
+        if let Some(ns) = quantile(&latencies, share) {
+            page.gauge(name, &pid, ns as f64 / 1e9);
+        }
+    }
+    for device in &report.devices {
+        let hca = [pid[0].clone(), ("hca", format!("{:016x}", device.id))];
+        for (i, core) in device.cores.iter().enumerate() {
+            let labels = [hca[0].clone(), hca[1].clone(), ("core", i.to_string())];
+            page.counter("core_rounds", &labels, core.rounds as f64);
+            page.gauge(
+                "core_dead",
+                &labels,
+                f64::from(u8::from(core.dead.is_some())),
+            );
+            if let Some(ns) = core.cpu_ns {
+                page.counter("core_cpu_seconds", &labels, ns as f64 / 1e9);
+            }
+            page.counters("core_", &labels, &core.counters);
+        }
+        page.counters("port_", &hca, &device.roce);
+        for qp in &device.qps {
+            let labels = [
+                hca[0].clone(),
+                hca[1].clone(),
+                ("qp", format!("{:#08x}", qp.qpn)),
+            ];
+            page.gauge("qp_stuck", &labels, f64::from(u8::from(qp.stuck)));
+            page.counters("qp_", &labels, &qp.counters);
+            page.counters("qp_roce_", &labels, &qp.roce);
+        }
+    }
+}
+
+/// A page of the text format: each family together, under what it is.
+#[derive(Default)]
+struct Page(Vec<Family>);
+
+/// All samples of one name.
 struct Family {
     name: String,
     kind: &'static str,
-    lines: String,
+    samples: String,
+}
+
+impl Page {
+    fn counter(&mut self, name: &str, labels: &[(&str, String)], value: f64) {
+        self.add(format!("doorbell_{name}_total"), "counter", labels, value);
+    }
+
+    fn counters(&mut self, prefix: &str, labels: &[(&str, String)], all: &[(String, u64)]) {
+        for (name, n) in all {
+            self.counter(&format!("{prefix}{name}"), labels, *n as f64);
+        }
+    }
+
+    fn gauge(&mut self, name: &str, labels: &[(&str, String)], value: f64) {
+        self.add(format!("doorbell_{name}"), "gauge", labels, value);
+    }
+
+    fn add(&mut self, name: String, kind: &'static str, labels: &[(&str, String)], value: f64) {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(label, v)| format!("{label}=\"{v}\""))
+            .collect();
+        let sample = format!("{name}{{{}}} {value}\n", labels.join(","));
+        match self.0.iter_mut().find(|f| f.name == name) {
+            Some(family) => family.samples.push_str(&sample),
+            None => self.0.push(Family {
+                name,
+                kind,
+                samples: sample,
+            }),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for family in &self.0 {
+            let (name, kind) = (&family.name, family.kind);
+            // Writing to a string does not fail.
+            let _ = write!(
+                text,
+                "# HELP {name} {}\n# TYPE {name} {kind}\n{}",
+                help(name),
+                family.samples
+            );
+        }
+        text
+    }
+}
+
+/// What a metric is, in a line.
+fn help(name: &str) -> String {
+    let stem = name
+        .trim_start_matches("doorbell_")
+        .trim_end_matches("_total");
+    match stem {
+        "process_cpu_seconds" => "Processor time of the process.".to_owned(),
+        "latency_p50_seconds" => {
+            "Median of the latest second's requests, doorbell to completion; 0: below a microsecond."
+                .to_owned()
+        }
+        "latency_p99_seconds" => {
+            "99th percentile of the latest second's requests, doorbell to completion.".to_owned()
+        }
+        "core_rounds" => "Rounds of an engine core: its heartbeat.".to_owned(),
+        "core_dead" => "1 if an engine core has died.".to_owned(),
+        "core_cpu_seconds" => "Processor time of an engine core's thread.".to_owned(),
+        "qp_stuck" => "1 if a queue pair stands still with work to do, or has failed.".to_owned(),
+        other => {
+            let (whose, what) = ["qp_roce_", "qp_", "core_", "port_"]
+                .into_iter()
+                .find_map(|prefix| Some((prefix, other.strip_prefix(prefix)?)))
+                .unwrap_or(("", other));
+            let whose = match whose {
+                "qp_roce_" => "RoCE connection, by the rdma tool's name",
+                "qp_" => "Queue pair",
+                "core_" => "Engine core",
+                "port_" => "RoCE port, by the rdma tool's name",
+                _ => "Process",
+            };
+            format!("{whose}: {}.", what.replace('_', " "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// The text format as its description has it; an error names the line. Families and their numbers of samples.
+    fn parse(text: &str) -> Result<BTreeMap<String, usize>, String> {
+        let is_name = |s: &str| {
+            !s.is_empty()
+                && !s.starts_with(|c: char| c.is_ascii_digit())
+                && s.chars()
+                    .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':')
+        };
+        let (mut families, mut kinds, mut seen) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let mut current = String::new();
+        if !text.ends_with('\n') {
+            return Err("the last line does not end".to_owned());
+        }
+        for line in text.lines() {
+            let wrong = |why: &str| Err(format!("{why}: {line}"));
+            if let Some(rest) = line.strip_prefix("# ") {
+                let mut words = rest.splitn(3, ' ');
+                let (what, name, more) = (
+                    words.next(),
+                    words.next().unwrap_or(""),
+                    words.next().unwrap_or(""),
+                );
+                if !is_name(name) || more.is_empty() {
+                    return wrong("no name, or nothing said of it");
+                }
+                match what {
+                    Some("HELP") => {}
+                    Some("TYPE") => {
+                        if kinds.insert(name.to_owned(), more.to_owned()).is_some() {
+                            return wrong("a second TYPE, or samples apart from each other");
+                        }
+                        current = name.to_owned();
+                    }
+                    _ => return wrong("neither HELP nor TYPE"),
+                }
+                continue;
+            }
+            let Some((series, value)) = line.rsplit_once(' ') else {
+                return wrong("no value");
+            };
+            if value.parse::<f64>().is_err() {
+                return wrong("no number");
+            }
+            let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+            let Some(labels) = labels.strip_suffix('}') else {
+                return wrong("labels do not end");
+            };
+            for label in labels.split(',').filter(|l| !l.is_empty()) {
+                let Some((key, quoted)) = label.split_once('=') else {
+                    return wrong("a label without a value");
+                };
+                let inner = quoted.strip_prefix('"').and_then(|q| q.strip_suffix('"'));
+                if !is_name(key) || inner.is_none_or(|v| v.contains(['"', '\\', '\n'])) {
+                    return wrong("a label's name or quotes");
+                }
+            }
+            if name != current || !is_name(name) {
+                return wrong("outside of its family");
+            }
+            if kinds[name] == "counter" && !name.ends_with("_total") {
+                return wrong("a counter without _total");
+            }
+            if !seen.insert(series.to_owned()) {
+                return wrong("twice the same series");
+            }
+            *families.entry(name.to_owned()).or_default() += 1;
+        }
+        Ok(families)
+    }
+
+    #[test]
+    fn the_page_is_valid_and_has_what_is_promised() {
+        let device = doorbell::Device::builder()
+            .gpu(doorbell::GpuSelect::Host)
+            .hca_cores(2)
+            .open()
+            .unwrap();
+        let pd = device.pd().unwrap();
+        let _qps = [0, 1].map(|_| pd.qp().build().unwrap().connect_to_self().unwrap());
+        let mut own = device.report(std::time::Duration::ZERO);
+        own.qps[0].roce = vec![("packet_seq_err".into(), 3)];
+        own.roce = vec![("sent_packets".into(), 4)];
+        own.latencies = vec![(12_000, 1)];
+        let report = |pid| ProcessReport {
+            pid,
+            devices: vec![own.clone()],
+            ..super::super::tests::report(0, 1_500_000_000)
+        };
+        let text = text(&[report(1), report(2)]);
+        let families = parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        for (name, samples) in [
+            ("doorbell_process_cpu_seconds_total", 2),
+            ("doorbell_latency_p50_seconds", 2),
+            ("doorbell_core_cpu_seconds_total", 4),
+            ("doorbell_core_rounds_total", 4),
+            ("doorbell_qp_wqes_total", 4),
+            ("doorbell_qp_stuck", 4),
+            ("doorbell_qp_roce_packet_seq_err_total", 2),
+            ("doorbell_port_sent_packets_total", 2),
+        ] {
+            assert_eq!(families.get(name), Some(&samples), "{name} in {families:?}");
+        }
+        assert!(text.contains("doorbell_process_cpu_seconds_total{pid=\"1\"} 1.5\n"));
+        assert!(
+            text.contains("doorbell_latency_p99_seconds{pid=\"1\"} 0.000012\n"),
+            "{text}"
+        );
+        assert_eq!(
+            parse(&super::text(&[])),
+            Err("the last line does not end".into())
+        );
+    }
+
+    #[test]
+    fn the_parser_finds_what_is_wrong() {
+        let head = "# HELP a_total x\n# TYPE a_total counter\n";
+        assert!(parse(&format!("{head}a_total{{b=\"c\"}} 1\n")).is_ok());
+        for bad in [
+            "a_total{b=\"c\"}\n",
+            "a_total{b=c} 1\n",
+            "b_total 1\n",
+            "a_total 1\na_total 1\n",
+            "a_total 1",
+            "a_total x\n",
+        ] {
+            assert!(parse(&format!("{head}{bad}")).is_err(), "{bad}");
+        }
+    }
 }

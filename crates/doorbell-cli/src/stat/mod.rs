@@ -2,6 +2,7 @@
 //!
 //! The processes are asked (see `doorbell::report`); they count anyway, so being watched costs them one look a second.
 
+mod latency;
 mod metrics;
 
 use std::io::{self, IsTerminal, Write};
@@ -11,8 +12,8 @@ use anyhow::{Context, Result};
 use doorbell::report::ProcessReport;
 
 use crate::args::{StatArgs, Whom};
-use crate::table::{Column, Table};
-use crate::{Ended, dump};
+use crate::table::{self, Column, Table};
+use crate::{Ended, dump, units};
 
 /// Lines below which the heading is printed again.
 const SCREEN: u64 = 20;
@@ -41,19 +42,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<Ended> {
 fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
     let styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let mut out = io::stdout();
-    let table = Table::new(
-        vec![
-            Column::right("PID", 8),
-            Column::right("QPs", 6),
-            Column::right("WQE/s", 11),
-            Column::right("MB/s", 9),
-            Column::right("doorbells/s", 11),
-            Column::right("retries/s", 9),
-            Column::right("errors", 6),
-            Column::right("CPUs", 5),
-        ],
-        styled,
-    );
+    let table = columns(styled);
     let mut before = dump::gather(whom)?;
     let mut lines = 0;
     for turn in 0.. {
@@ -80,6 +69,11 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
             }
             lines += 1;
             table.row(&mut out, &row(old, report)).context("writing")?;
+            if let Some(line) = cores_line(old, report) {
+                for line in table::wrap(&line, 71) {
+                    writeln!(out, "{:>7}  {line}", "").context("writing")?;
+                }
+            }
             let stuck = sums(report).stuck;
             if stuck > 0 {
                 writeln!(
@@ -95,22 +89,84 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
+/// Where a row's figures stand.
+fn columns(styled: bool) -> Table {
+    Table::new(
+        vec![
+            Column::right("PID", 7),
+            Column::right("QPs", 4),
+            Column::right("WQE/s", 6),
+            Column::right("B/s", 6),
+            Column::right("rings/s", 7),
+            Column::right("retry/s", 7),
+            Column::right("err", 3),
+            Column::right("p50", 6),
+            Column::right("p99", 6),
+            Column::right("HCA", 4),
+            Column::right("CPUs", 4),
+        ],
+        styled,
+    )
+}
+
 /// What happened between two looks.
 fn row(old: &ProcessReport, new: &ProcessReport) -> Vec<String> {
     let took = Duration::from_nanos(new.at_ns.saturating_sub(old.at_ns).max(1)).as_secs_f64();
     let (before, now) = (sums(old), sums(new));
     // A queue pair that ended takes its counts with it: then less than nothing happened, and nothing is shown.
     let rate = |old: u64, new: u64| new.saturating_sub(old) as f64 / took;
+    let scaled = |v: f64| units::scaled(v).replace(".00", "");
+    let latencies = latency::of(new);
+    let cores: Vec<f64> = cores(old, new)
+        .into_iter()
+        .map(|ns| ns as f64 / 1e9 / took)
+        .collect();
     vec![
         new.pid.to_string(),
         now.queue_pairs.to_string(),
-        format!("{:.0}", rate(before.wqes, now.wqes)),
-        format!("{:.1}", rate(before.bytes, now.bytes) / 1e6),
-        format!("{:.0}", rate(before.doorbells, now.doorbells)),
-        format!("{:.0}", rate(before.retries, now.retries)),
+        scaled(rate(before.wqes, now.wqes)),
+        scaled(rate(before.bytes, now.bytes)),
+        scaled(rate(before.doorbells, now.doorbells)),
+        scaled(rate(before.retries, now.retries)),
         now.errors.to_string(),
+        latency::words(&latencies, 0.5),
+        latency::words(&latencies, 0.99),
+        match cores.is_empty() {
+            true => "-".to_owned(),
+            false => format!("{:.2}", cores.iter().sum::<f64>()),
+        },
         format!("{:.2}", rate(old.cpu_ns, new.cpu_ns) / 1e9),
     ]
+}
+
+/// Processor time that each engine core with a thread of its own used in between, nanoseconds.
+fn cores(old: &ProcessReport, new: &ProcessReport) -> Vec<u64> {
+    let mut all = Vec::new();
+    for device in &new.devices {
+        let before = old.devices.iter().find(|d| d.id == device.id);
+        for (i, core) in device.cores.iter().enumerate() {
+            let before = before
+                .and_then(|d| d.cores.get(i))
+                .and_then(|core| core.cpu_ns);
+            if let (Some(before), Some(now)) = (before, core.cpu_ns) {
+                all.push(now.saturating_sub(before));
+            }
+        }
+    }
+    all
+}
+
+/// A line of what each engine core used, where there are several.
+fn cores_line(old: &ProcessReport, new: &ProcessReport) -> Option<String> {
+    let took = new.at_ns.saturating_sub(old.at_ns).max(1) as f64;
+    let cores = cores(old, new);
+    (cores.len() > 1).then(|| {
+        let each: Vec<String> = cores
+            .iter()
+            .map(|ns| format!("{:.2}", *ns as f64 / took))
+            .collect();
+        format!("engine cores: {} CPUs", each.join(" "))
+    })
 }
 
 fn sums(report: &ProcessReport) -> Sums {
@@ -142,11 +198,11 @@ const RETRIES: [&str; 3] = [
 ];
 
 #[cfg(test)]
-mod tests {
+pub(in crate::stat) mod tests {
     use super::*;
     use doorbell::report::SCHEMA;
 
-    fn report(at_ns: u64, cpu_ns: u64) -> ProcessReport {
+    pub(in crate::stat) fn report(at_ns: u64, cpu_ns: u64) -> ProcessReport {
         ProcessReport {
             schema: SCHEMA.into(),
             version: "0".into(),
@@ -179,9 +235,45 @@ mod tests {
             }
         }
         let cells = row(&old, &new);
-        assert_eq!(cells[2..4], ["2000000", "2.0"]);
-        assert_eq!(cells[7], "0.50");
+        assert_eq!(cells[2..4], ["2 M", "2 M"]);
+        assert_eq!(cells[7..], ["-", "-", "-", "0.50"]);
         // Backwards (its queue pairs ended): nothing, not a huge number.
         assert_eq!(row(&new, &old)[2], "0");
+    }
+
+    #[test]
+    fn latencies_and_engine_threads_are_those_of_the_time_in_between() {
+        let device = doorbell::Device::builder()
+            .gpu(doorbell::GpuSelect::Host)
+            .hca_cores(2)
+            .open()
+            .unwrap();
+        let pd = device.pd().unwrap();
+        let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
+        let mut old = report(1_000_000_000, 0);
+        old.devices.push(device.report(Duration::ZERO));
+        let cores = &old.devices[0].cores;
+        assert!(cores.iter().all(|c| c.cpu_ns.is_some()), "{cores:?}");
+        let mut new = report(2_000_000_000, 0);
+        new.devices.push(old.devices[0].clone());
+        for (core, ns) in new.devices[0]
+            .cores
+            .iter_mut()
+            .zip([500_000_000, 250_000_000])
+        {
+            core.cpu_ns = core.cpu_ns.map(|n| n + ns);
+        }
+        new.devices[0].latencies = vec![(0, 1), (12_000, 8), (90_000, 1)];
+        let cells = row(&old, &new);
+        assert_eq!(cells[7..], ["12 µs", "90 µs", "0.75", "0.00"]);
+        assert_eq!(
+            cores_line(&old, &new).as_deref(),
+            Some("engine cores: 0.50 0.25 CPUs")
+        );
+    }
+
+    #[test]
+    fn the_heading_fits_a_terminal() {
+        assert!(columns(false).width() <= 80, "{}", columns(false).width());
     }
 }

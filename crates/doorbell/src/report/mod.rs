@@ -19,6 +19,7 @@ use crate::faults::Firing;
 use crate::qp::{Handler, QpCore, QpCounters, QpState};
 
 mod cqes;
+mod latency;
 pub mod missing;
 pub mod moment;
 mod parts;
@@ -27,6 +28,7 @@ pub mod server;
 pub mod trace;
 mod verdict;
 
+pub use latency::quantile;
 pub use parts::{EventReport, KernelReport, PendingReport, RegionReport, WaitReport};
 
 /// Name and version of the document that [`server`] gives out.
@@ -122,6 +124,10 @@ pub struct DeviceReport {
     pub qps: Vec<QpReport>,
     /// Counters of the RoCE port, by the names of the rdma tool.
     pub roce: Vec<(String, u64)>,
+    /// Nanoseconds from doorbell to completion of requests of the latest second, and how many took as long: as far as the flight
+    /// recorder kept them, in order, 0 for less than a microsecond.
+    #[serde(default)]
+    pub latencies: Vec<(u64, u64)>,
     /// Memory regions, as far as the flight recorder has room for them.
     #[serde(default)]
     pub regions: Vec<RegionReport>,
@@ -152,6 +158,9 @@ pub struct CoreReport {
     /// When it last worked, or looked around while it idled; nanoseconds of the monotonic clock, 0 if that is not recorded.
     #[serde(default)]
     pub seen_ns: u64,
+    /// Processor time of its engine thread, nanoseconds; nothing if whoever waits runs it.
+    #[serde(default)]
+    pub cpu_ns: Option<u64>,
 }
 
 /// A queue pair.
@@ -276,6 +285,7 @@ fn look(device: &Inner) -> DeviceReport {
     };
     let counts = |core: Option<usize>| core.is_some_and(|c| answers.get(c) == Some(&true));
     DeviceReport {
+        latencies: Vec::new(),
         id: device.provider.id(),
         gpu: match info.backend {
             doorbell_gpu::Backend::Host => "host".to_owned(),
@@ -296,6 +306,7 @@ fn look(device: &Inner) -> DeviceReport {
                     ("sleeps", core.counters.sleeps),
                     ("errors", core.counters.errors),
                 ]),
+                cpu_ns: core.thread.and_then(thread_cpu_ns),
                 seen_ns: record
                     .as_ref()
                     .and_then(|r| r.cores.get(i))
@@ -348,6 +359,7 @@ fn look(device: &Inner) -> DeviceReport {
 
 /// The later look, with what the earlier one tells.
 fn settle(first: &DeviceReport, mut now: DeviceReport) -> DeviceReport {
+    now.latencies = latency::of(&now.qps, doorbell_hca::record::now_ns());
     for (i, core) in now.cores.iter_mut().enumerate() {
         let before = first.cores.get(i).map_or(0, |c| c.rounds);
         core.rounds_since = core.rounds.saturating_sub(before);
@@ -361,6 +373,12 @@ fn settle(first: &DeviceReport, mut now: DeviceReport) -> DeviceReport {
         (qp.moving, qp.stuck, qp.verdict) = (moving, stuck, verdict);
     }
     now
+}
+
+/// Processor time of a thread of this process: the first number of its `schedstat`.
+fn thread_cpu_ns(thread: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
+    text.split_whitespace().next()?.parse().ok()
 }
 
 fn named(counters: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -88,6 +88,8 @@ fn last_seen(record: &Record) -> Option<u64> {
 /// `gone`: with queue pairs that do not exist any more.
 fn device(record: &Record, memory: Option<&File>, gone: bool) -> DeviceReport {
     DeviceReport {
+        // It has stopped.
+        latencies: Vec::new(),
         id: record.id,
         gpu: "not recorded".to_owned(),
         caller_driven: record.caller_driven,
@@ -105,6 +107,7 @@ fn device(record: &Record, memory: Option<&File>, gone: bool) -> DeviceReport {
                     .filter(|q| q.core as usize == i && q.state != QpState::Destroyed)
                     .count() as u64,
                 counters: Vec::new(),
+                cpu_ns: None,
                 seen_ns: core.seen_ns,
             })
             .collect(),

@@ -238,6 +238,7 @@ mod tests {
             rounds_since,
             qps: 1,
             counters: Vec::new(),
+            cpu_ns: None,
             seen_ns: 0,
         }
     }
