@@ -2,7 +2,7 @@
 # Two processes of one host over UDP loopback: the RoCEv2 link beside UCX's `tcp` transport, and its round trip beside a bare UDP echo, in turn,
 # on the same two cores.
 #
-#   [DOORBELL=COMMAND] bench/host/roce.sh [OUT]     (needs python3 with pip for UCX's wheel, and two CPUs; OUT defaults to target/bench)
+#   [DOORBELL=COMMAND] bench/host/roce.sh [OUT]     (needs two CPUs, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
 #
 # Every figure is the median of ROUNDS rounds (default 3), and the ratio is taken within a round, because other load moves both.
 set -euo pipefail
@@ -11,26 +11,7 @@ out=${1:-target/bench} rounds=${ROUNDS:-3} cpus=${CPUS:-0,1}
 mkdir -p "$out"
 cpu_a=${cpus%,*} cpu_b=${cpus#*,}
 
-# UCX from its wheel, unpacked under target/ (never installed).
-ucx=target/ucx
-if [ ! -x "$ucx/libucx/bin/ucx_perftest" ]; then
-    mkdir -p "$ucx"
-    python3 -m pip download -q --no-deps -d "$ucx" "libucx-cu13==1.22.0"
-    python3 -m zipfile -e "$ucx"/libucx_cu13-1.22.0-*.whl "$ucx"
-    chmod +x "$ucx"/libucx/bin/ucx_perftest
-fi
-ucx_put() { # test size iterations -> "MB/s messages/s us us"
-    (
-        export LD_LIBRARY_PATH=$PWD/$ucx/libucx/lib UCX_MODULE_DIR=$PWD/$ucx/libucx/lib/ucx UCX_TLS=tcp UCX_NET_DEVICES=lo UCX_WARN_UNUSED_ENV_VARS=n
-        port=$((20000 + RANDOM % 20000)) bin=$ucx/libucx/bin/ucx_perftest
-        timeout 60 taskset -c "$cpu_a" "$bin" -p $port >/dev/null 2>&1 &
-        server=$!
-        sleep 0.5
-        timeout 60 taskset -c "$cpu_b" "$bin" 127.0.0.1 -p $port -t "$1" -s "$2" -n "$3" 2>/dev/null | awk '/^Final:/ {print $6, $8, $4, $5}'
-        kill $server 2>/dev/null || true
-        wait $server 2>/dev/null || true
-    )
-}
+source bench/host/ucx.sh
 
 doorbell=${DOORBELL:-target/release/doorbell}
 if [ -z "${DOORBELL:-}" ]; then cargo build --release -q -p doorbell-cli; fi
@@ -44,14 +25,14 @@ run() { # file test extra...
 
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds" >&2
-    ucx_put ucp_put_bw 8 1000000 >"$out/ucx-8.$round"
+    ucx_put tcp ucp_put_bw 8 1000000 >"$out/ucx-8.$round"
     run "$out/roce-8.$round.json" put-bw --hca-cores 0 --batch 32 --size 8 --secs 1
     run "$out/roce-8-batch1.$round.json" put-bw --hca-cores 0 --batch 1 --size 8 --secs 1
-    ucx_put ucp_put_bw 1048576 3000 >"$out/ucx-1m.$round"
+    ucx_put tcp ucp_put_bw 1048576 3000 >"$out/ucx-1m.$round"
     run "$out/roce-1m.$round.json" put-bw --hca-cores 0 --batch 4 --size 1M --secs 1
     timeout 60 taskset -c "$cpu_a,$cpu_b" "$port_rate" 0.3 >"$out/echo.$round"
     run "$out/roce-lat.$round.json" put-lat --hca-cores 0 --size 8 --secs 1
-    ucx_put ucp_put_lat 8 30000 >"$out/ucx-lat.$round"
+    ucx_put tcp ucp_put_lat 8 30000 >"$out/ucx-lat.$round"
 done
 
 python3 - "$out" "$rounds" <<'PY'

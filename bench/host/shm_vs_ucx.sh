@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two processes of one host over shared memory: Doorbell beside UCX's `posix` transport, in turn, on the same two cores.
 #
-#   [DOORBELL=COMMAND] bench/host/shm_vs_ucx.sh [OUT]      (needs python3 with pip for UCX's wheel, and two CPUs; OUT defaults to target/bench)
+#   [DOORBELL=COMMAND] bench/host/shm_vs_ucx.sh [OUT]      (needs two CPUs, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
 #
 # UCX's put of 8 bytes is a store by the initiating core: no work request, no key check, no completion. It is the most that a
 # user of shared memory has today, which is why it stands here as the baseline. Every figure is the median of ROUNDS rounds
@@ -12,22 +12,7 @@ out=${1:-target/bench}; rounds=${ROUNDS:-3}; cpus=${CPUS:-0,1}
 mkdir -p "$out"
 cpu_a=${cpus%,*}; cpu_b=${cpus#*,}
 
-# UCX from its wheel, unpacked under target/ (never installed).
-ucx=target/ucx
-if [ ! -x "$ucx/libucx/bin/ucx_perftest" ]; then
-  mkdir -p "$ucx"
-  python3 -m pip download -q --no-deps -d "$ucx" "libucx-cu13==1.22.0"
-  python3 -m zipfile -e "$ucx"/libucx_cu13-1.22.0-*.whl "$ucx"
-  chmod +x "$ucx"/libucx/bin/ucx_perftest
-fi
-ucx_put() { # size iterations -> "bytes/s messages/s ns"
-  ( export LD_LIBRARY_PATH=$PWD/$ucx/libucx/lib UCX_MODULE_DIR=$PWD/$ucx/libucx/lib/ucx UCX_TLS=posix UCX_WARN_UNUSED_ENV_VARS=n
-    port=$((20000 + RANDOM % 20000)); bin=$ucx/libucx/bin/ucx_perftest
-    timeout 60 taskset -c "$cpu_a" "$bin" -p $port >/dev/null 2>&1 & server=$!
-    sleep 0.5
-    timeout 60 taskset -c "$cpu_b" "$bin" 127.0.0.1 -p $port -t "$1" -s "$2" -n "$3" 2>/dev/null | awk '/^Final:/ {print $6, $8, $4, $5}'
-    kill $server 2>/dev/null || true; wait $server 2>/dev/null || true )
-}
+source bench/host/ucx.sh
 
 # DOORBELL names a built command (of a distribution, say); else it is built here.
 doorbell=${DOORBELL:-target/release/doorbell}
@@ -39,12 +24,12 @@ run() { # test size extra... -> JSON file
 
 for round in $(seq "$rounds"); do
   echo "round $round of $rounds" >&2
-  ucx_put ucp_put_bw 8 20000000 >"$out/ucx-8.$round"
+  ucx_put posix ucp_put_bw 8 20000000 >"$out/ucx-8.$round"
   run "$out/doorbell-8.$round.json" put-bw --hca-cores 0 --batch 32 --size 8 --secs 1
   run "$out/doorbell-8-batch1.$round.json" put-bw --hca-cores 0 --batch 1 --size 8 --secs 1
-  ucx_put ucp_put_bw 1048576 20000 >"$out/ucx-1m.$round"
+  ucx_put posix ucp_put_bw 1048576 20000 >"$out/ucx-1m.$round"
   run "$out/doorbell-1m.$round.json" put-bw --hca-cores 0 --batch 1 --size 1M --secs 1
-  ucx_put ucp_put_lat 8 2000000 >"$out/ucx-lat.$round"
+  ucx_put posix ucp_put_lat 8 2000000 >"$out/ucx-lat.$round"
   run "$out/doorbell-lat.$round.json" put-lat --hca-cores 0 --size 8 --secs 1
 done
 
