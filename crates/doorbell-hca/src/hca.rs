@@ -13,6 +13,7 @@ use rand::Rng;
 
 use crate::config::{Cores, HcaConfig};
 use crate::doorbells::{DoorbellArray, DoorbellSlot, Doorbells, host_array};
+use crate::engine::keeper::{self, Keeper};
 use crate::engine::{self, CoreCounters, CoreSlot};
 use crate::error::{HcaError, Result};
 use crate::events::{Event, Events};
@@ -61,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) events: Events,
     pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
     pub(crate) stop: AtomicBool,
+    /// Looks after cores that callers drive, once there is one with a packet port.
+    keeper: OnceLock<Arc<Keeper>>,
     /// The flight record, if one is kept.
     pub(crate) record: Option<Arc<Store>>,
     /// The fault script that is being played.
@@ -204,6 +207,7 @@ impl Hca {
             events: Events::default(),
             exporter: OnceLock::new(),
             stop: AtomicBool::new(false),
+            keeper: OnceLock::new(),
             record,
             script,
             ports: Mutex::default(),
@@ -455,13 +459,14 @@ impl Hca {
                 port.mtu()
             )));
         }
+        let keeper = self.0.keeper()?;
         let timeout = inner.config.drop_timeout;
         inner.on_core(
             core,
             "take the RoCE port",
             timeout,
             false,
-            move |core, _| core.open_roce(port),
+            move |core, _| core.open_roce(port, keeper),
         )?;
         ports.insert(core, open.clone());
         Ok(open)
@@ -589,12 +594,30 @@ impl Hca {
     }
 }
 
+impl Handle {
+    /// The keeper, where callers drive the cores. The lock of the ports is held: there will be one.
+    fn keeper(&self) -> Result<Option<Arc<Keeper>>> {
+        let inner = &self.inner;
+        if inner.config.cores != Cores::CallerDriven || inner.keeper.get().is_some() {
+            return Ok(inner.keeper.get().cloned());
+        }
+        let (keeper, thread) = keeper::spawn(Arc::clone(inner)).map_err(|source| HcaError::Os {
+            what: "starting the thread that looks after caller-driven cores",
+            source,
+        })?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(thread);
+        Ok(Some(Arc::clone(inner.keeper.get_or_init(|| keeper))))
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
+            thread.thread().unpark();
             // Engine rounds are bounded and the threads look at `stop` between them; one that was dropped by itself cannot join itself.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();

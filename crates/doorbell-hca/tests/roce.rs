@@ -89,6 +89,36 @@ fn who_leaves_after_a_ping_pong_has_acknowledged() {
     }
 }
 
+/// In a ping-pong an acknowledgement travels behind the answer: one call a lap and side, not two.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn acknowledgements_of_a_ping_pong_travel_with_the_answers() {
+    let ((rig_a, mut a, port_a), (rig_b, mut b, port_b)) = (side(), side());
+    connect(&a, &b, &port_b);
+    connect(&b, &a, &port_a);
+    let (at_a, at_b) = (rig_a.region(64), rig_b.region(64));
+    let laps = 400;
+    for lap in 1..=laps {
+        let put = |to, n: u64| Wqe::write_inline(to, &n.to_le_bytes()).expect("short");
+        a.go(put(at_b.remote(0), lap));
+        assert!(until(&rig_a, &rig_b, || at_b.u64(0) == lap));
+        b.go(put(at_a.remote(0), lap));
+        assert!(until(&rig_b, &rig_a, || at_a.u64(0) == lap));
+    }
+    for (rig, qp) in [(&rig_a, &a), (&rig_b, &b)] {
+        let port = rig
+            .hca
+            .roce_counters(0)
+            .expect("alive")
+            .expect("a port")
+            .port;
+        // The first laps, and those in which the keeper took a thread that was not running for one that had left, have two.
+        assert!(port.sent_calls < laps * 3 / 2, "{port:?}");
+        let counted = qp.hca_qp().roce_counters(PATIENCE).expect("alive");
+        assert_eq!(counted.expect("connected").retransmitted_packets, 0);
+    }
+}
+
 #[test]
 #[cfg_attr(miri, ignore = "sockets")]
 fn an_identification_that_our_ports_never_send_is_damage() {

@@ -132,6 +132,13 @@ impl Connection {
         self.responder.settle(memory);
     }
 
+    /// A burst of [`Self::transmit`] begins: messages come before acknowledgements, so that what both ends wait for is first, and what fills up a
+    /// train is shorter than what began it.
+    pub fn begin_burst(&mut self) {
+        self.replies_first = false;
+        self.run = RUN;
+    }
+
     /// Writes the next packet, from base header to padding, to the front of `out` and returns its length. `None`: nothing to send now. Where the
     /// memory [lends](Memory::lend) the payload, only the headers are written and counted.
     ///

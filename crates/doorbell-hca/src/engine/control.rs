@@ -25,6 +25,8 @@ pub(crate) struct CoreSlot {
     pub(crate) ack: AtomicU64,
     pub(crate) rounds: AtomicU64,
     mail_waiting: AtomicBool,
+    /// Something waits for the next round, which has to come.
+    holds: AtomicBool,
     qps: AtomicUsize,
     /// Number of the engine thread; 0: there is none.
     thread: AtomicU32,
@@ -46,6 +48,7 @@ impl CoreSlot {
             ack: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
             mail_waiting: AtomicBool::new(false),
+            holds: AtomicBool::new(false),
             qps: AtomicUsize::new(0),
             thread: AtomicU32::new(0),
             index,
@@ -66,6 +69,16 @@ impl CoreSlot {
 
     pub(crate) fn set_qps(&self, qps: usize) {
         self.qps.store(qps, Ordering::Relaxed);
+    }
+
+    /// Does something wait for the next round?
+    pub(crate) fn holds(&self) -> bool {
+        self.holds.load(Ordering::SeqCst)
+    }
+
+    /// Says whether something does.
+    pub(crate) fn hold(&self, something: bool) {
+        self.holds.store(something, Ordering::SeqCst);
     }
 
     /// The calling thread runs this core from now on.
@@ -113,6 +126,12 @@ impl CoreSlot {
         }
         self.guarded(&mut core, inner, |core| core.round(inner))
             .unwrap_or(false)
+    }
+
+    /// A round by the keeper. `true`: the core is not to be kept, since it has died.
+    pub(crate) fn keep(&self, inner: &Inner) -> bool {
+        self.poll(inner);
+        self.dead.get().is_some()
     }
 
     /// The engine has died: drains what is to be let go for kernels. `false`: there is nothing of that kind.

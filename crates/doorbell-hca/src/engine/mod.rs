@@ -11,6 +11,7 @@ pub(crate) mod cq;
 mod exec;
 mod hot;
 mod jobs;
+pub(crate) mod keeper;
 mod keys;
 mod mail;
 mod qp;

@@ -8,6 +8,7 @@ use doorbell_roce::{Connection, Message, Op, PostError};
 use doorbell_wire::roce::Transport;
 use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
 
+use super::ANSWERS;
 use super::flight::{Bytes, Flight, InFlight, LIMIT};
 use super::memory::QpMemory;
 use super::ready::Place;
@@ -23,10 +24,47 @@ use crate::roce::{RoceReceiver, RoceTarget, plain};
 /// How long finding the way to a peer may take (address resolution).
 const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
 
+/// Does this queue pair answer what it hears in the next round? See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// The round in which the last request arrived.
+    pub(super) heard: u64,
+    /// A message was posted, and no packet asked for since.
+    posted: bool,
+    /// The last round in which one was.
+    answered: u64,
+    /// Requests in a row that were answered in the round after.
+    answers: u8,
+    /// Acknowledgements were held in the last round: not again.
+    held: bool,
+}
+
+impl Pace {
+    /// Does what there is to send wait for the next round? `heard`: what arrived in this round has been handled.
+    pub(super) fn hold(&mut self, heard: bool, round: u64) -> bool {
+        if std::mem::take(&mut self.posted) {
+            self.answered = round;
+            let answer = self.heard + 1 == round;
+            self.answers = if answer {
+                (self.answers + 1).min(ANSWERS)
+            } else {
+                0
+            };
+        } else if heard && self.answered != round && (self.held || self.heard + 1 == round) {
+            // There was nothing to travel with.
+            self.answers = 0;
+        }
+        let hold = heard && !self.held && self.heard == round && self.answers == ANSWERS;
+        self.held = hold;
+        hold
+    }
+}
+
 /// A connected QP's other end.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) connection: Connection,
+    pub(super) pace: Pace,
     /// The way to the peer; nothing if packets come from anybody.
     pub(super) path: Option<Path>,
     /// Packets from elsewhere are a stranger's.
@@ -68,6 +106,7 @@ impl Link {
         let connection = Connection::new(&config).map_err(|e| bad(e.to_string()))?;
         Ok(Self {
             connection,
+            pace: Pace::default(),
             path: Some(path),
             peer: Some(plain(target.peer.ip())),
             peer_qpn: target.connection.dest_qpn,
@@ -97,6 +136,7 @@ impl Link {
         };
         Ok(Self {
             connection: Connection::new(&config).map_err(|e| bad(e.to_string()))?,
+            pace: Pace::default(),
             path: None,
             peer: None,
             peer_qpn: 0,
@@ -250,7 +290,7 @@ impl EngineQp {
             solicited: ctrl.solicited(),
         };
         match link.connection.post(message) {
-            Ok(()) => {}
+            Ok(()) => link.pace.posted = true,
             Err(PostError::Full) => return Ok(self.hold()),
             // What became of it is told as an event.
             Err(PostError::Failed) => return Ok(self.hold()),

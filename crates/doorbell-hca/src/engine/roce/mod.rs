@@ -4,8 +4,10 @@
 //! its packets, its time-outs and what became of its messages. So a poster's packets do not wait for a look at the socket, and time-outs come
 //! after what arrived. Nothing here waits, and what a stranger sends costs a look-up and a count.
 //!
-//! An acknowledgement leaves in the round in which its request arrived: a caller that drives the engine may stop at any time, and
-//! what was held back for company would then never leave.
+//! A packet costs the kernel far more than it costs us. Where each request has been answered by a message of our own in the very next round
+//! (a ping-pong of WRITEs whose caller drives the engine), the acknowledgement is held for that round and travels behind the message, in one
+//! train. A thread that runs the core always comes back; where callers run it, and may stop at any time, the keeper (see `keeper`) gives the
+//! core that round.
 
 mod flight;
 mod inward;
@@ -22,7 +24,7 @@ use std::time::Instant;
 
 use doorbell_port::{Check, Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
-use doorbell_wire::roce::{Bth, Packet};
+use doorbell_wire::roce::{Bth, Kind, Packet};
 
 pub(super) use flight::{Flight, InFlight};
 pub(crate) use link::Link;
@@ -31,6 +33,7 @@ use staged::Ended;
 pub(super) use staged::Staged;
 
 use super::Cx;
+use super::keeper::Keeper;
 use super::qp::{EngineQp, Target};
 use crate::dma::{Buffer, DmaCore, DmaFailure};
 use crate::fault::Fault;
@@ -44,6 +47,9 @@ const BATCHES: usize = 4;
 const SHARE: usize = 128;
 /// A call that brought fewer packets than this has very likely emptied the socket.
 const FEW: usize = 16;
+/// Requests in a row that were answered in the next round, after which acknowledgements are held for one.
+const ANSWERS: u8 = 4;
+
 /// When connections are asked for packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -98,6 +104,11 @@ pub(crate) struct CorePort {
     /// Whose turn to send comes first.
     first: usize,
     epoch: Instant,
+    round: u64,
+    /// Acknowledgements of this round wait for the next.
+    held: bool,
+    /// Sees to it that there is one; none where a thread runs the core.
+    keeper: Option<Arc<Keeper>>,
     strangers: StrangerCounters,
     /// The port failed; why.
     down: Option<String>,
@@ -113,7 +124,7 @@ impl std::fmt::Debug for CorePort {
 }
 
 impl CorePort {
-    pub(crate) fn new(port: Box<dyn Port>, core: usize) -> Self {
+    pub(crate) fn new(port: Box<dyn Port>, core: usize, keeper: Option<Arc<Keeper>>) -> Self {
         Self {
             core,
             rx: port.recv_batch(),
@@ -129,6 +140,9 @@ impl CorePort {
             hungry: false,
             first: 0,
             epoch: Instant::now(),
+            round: 1,
+            held: false,
+            keeper,
             strangers: StrangerCounters::default(),
             down: None,
         }
@@ -163,9 +177,9 @@ impl CorePort {
         }
     }
 
-    /// Is there anything that may send or receive?
+    /// Is there nothing that may send or receive, and nothing to let go?
     fn is_idle(&self) -> bool {
-        self.connected == 0
+        self.connected == 0 && !self.held
     }
 
     /// Nanoseconds since the port was opened.
@@ -220,6 +234,10 @@ impl CorePort {
                                 self.strangers.memory_behind += 1;
                                 continue;
                             }
+                            // A peer that sends counts its completions, and may wait for the last one when we are done with ours.
+                            if parsed.kind == Kind::Write {
+                                link.pace.heard = self.round;
+                            }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
                             self.ready.rouse(slot, &mut link.place);
@@ -247,12 +265,21 @@ impl CorePort {
 
     /// One round. `posted`: queue pairs may have posted something.
     fn turn(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>, posted: bool) -> u64 {
+        self.round += 1;
+        let held = std::mem::take(&mut self.held);
         let mut done = 0;
         if posted {
             done += self.drive(qps, cx, Stage::Posted);
         }
         done += self.receive(qps, cx);
-        done + self.drive(qps, cx, Stage::Heard)
+        done += self.drive(qps, cx, Stage::Heard);
+        if held != self.held {
+            cx.inner.cores[self.core].hold(self.held);
+            if let (true, Some(keeper)) = (self.held, &self.keeper) {
+                keeper.call();
+            }
+        }
+        done
     }
 
     /// Asks every connection for what became of its messages and for its packets, and sends those. Returns how much there was.
@@ -352,7 +379,12 @@ impl CorePort {
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
         }
+        if link.pace.hold(stage == Stage::Heard, self.round) {
+            self.held = true;
+            return (0, true);
+        }
         memory.lends = self.lends;
+        link.connection.begin_burst();
         let mut sent = 0;
         for _ in 0..SHARE {
             if self.tx.space(path).is_none() && !self.flush(inner) {
@@ -585,8 +617,8 @@ impl super::Core {
     }
 
     /// Takes a port.
-    pub(crate) fn open_roce(&mut self, port: Box<dyn Port>) {
-        self.roce = Some(Box::new(CorePort::new(port, self.index)));
+    pub(crate) fn open_roce(&mut self, port: Box<dyn Port>, keeper: Option<Arc<Keeper>>) {
+        self.roce = Some(Box::new(CorePort::new(port, self.index, keeper)));
     }
 
     /// What the port has seen.
