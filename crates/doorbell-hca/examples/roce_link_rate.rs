@@ -330,6 +330,78 @@ impl Bench {
         (cpu_seconds() - cpu) * 1e9 / trips as f64
     }
 
+    /// As [`Self::measured_trip`], with a thread a side; elapsed time, not CPU time.
+    #[inline(never)]
+    fn measured_trip_apart(&self) -> f64 {
+        let (mut a, mut b) = self.pair(Cores::CallerDriven, 64);
+        let put = |from: &mut Side, key: Key, n: u64| {
+            let remote = Remote { addr: 0, key };
+            let wqe = Wqe::write_inline(remote, &n.to_le_bytes()).expect("short");
+            from.put(wqe.signalled(true));
+            from.ring();
+        };
+        let (key_a, key_b) = (a.mr.key(), b.mr.key());
+        let stop = AtomicBool::new(false);
+        let (start, mut trips) = (Instant::now(), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1.. {
+                    while b.memory.word(0).load(Ordering::Acquire) != n {
+                        b.driver.poll();
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                    put(&mut b, key_a, n);
+                }
+            });
+            while start.elapsed().as_secs_f64() < self.seconds {
+                for _ in 0..64 {
+                    trips += 1;
+                    put(&mut a, key_b, trips);
+                    while a.memory.word(0).load(Ordering::Acquire) != trips {
+                        a.driver.poll();
+                    }
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        start.elapsed().as_nanos() as f64 / trips as f64
+    }
+
+    /// Nanoseconds of 8 bytes there and back over two sockets, a thread each, which spin.
+    #[inline(never)]
+    fn measured_echo_apart(&self) -> f64 {
+        let bind = || UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let (a, b) = (bind(), bind());
+        a.connect(b.local_addr().expect("bound")).expect("connect");
+        b.connect(a.local_addr().expect("bound")).expect("connect");
+        a.set_nonblocking(true).expect("a flag");
+        b.set_nonblocking(true).expect("a flag");
+        let stop = AtomicBool::new(false);
+        let (start, mut trips) = (Instant::now(), 0u64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = [0u8; 8];
+                while !stop.load(Ordering::Relaxed) {
+                    if b.recv(&mut bytes).is_ok() {
+                        b.send(&bytes).expect("send");
+                    }
+                }
+            });
+            let mut bytes = [0u8; 8];
+            while start.elapsed().as_secs_f64() < self.seconds {
+                for _ in 0..64 {
+                    trips += 1;
+                    a.send(&bytes).expect("send");
+                    while a.recv(&mut bytes).is_err() {}
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        start.elapsed().as_nanos() as f64 / trips as f64
+    }
+
     /// Nanoseconds of 8 bytes there and back over two sockets, by one thread.
     #[inline(never)]
     fn measured_echo(&self) -> f64 {
@@ -442,6 +514,13 @@ fn main() {
         let (echo, trip) = (bench.measured_echo(), bench.measured_trip());
         println!(
             "round trip of 8 bytes: {trip:.0} ns, bare UDP echo {echo:.0} ns, ratio {:.2}",
+            trip / echo
+        );
+    }
+    if wanted("trip2") {
+        let (echo, trip) = (bench.measured_echo_apart(), bench.measured_trip_apart());
+        println!(
+            "round trip of 8 bytes, a thread a side: {trip:.0} ns, bare UDP echo {echo:.0} ns, ratio {:.2}",
             trip / echo
         );
     }
