@@ -1,7 +1,7 @@
 //! The files that flight records lie in: where, whose, and when they go.
 //!
 //! `/dev/shm/doorbell-UID/PID.ID` (or below `XDG_RUNTIME_DIR`), readable by the user alone. A process removes its files when it ends
-//! well; one that was killed leaves them for `doorbell dump`, and the next start keeps no more than [`KEPT`] of those.
+//! well; one that was killed leaves them for `doorbell dump`, and the next start keeps no more than eight of those.
 
 use std::fs::{self, DirBuilder};
 use std::io;

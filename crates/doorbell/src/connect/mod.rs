@@ -61,7 +61,7 @@ pub enum Destination {
     /// or of any other implementation.
     Roce(RoceTarget),
     /// Nobody: WRITEs and SENDs that any sender's packets bring are received, as on an Unreliable Connection, and nothing is sent. For sources
-    /// that only know a queue pair number and a key, such as sensors; see [`QpCore::receive_from_anyone`](crate::QpCore::receive_from_anyone).
+    /// that only know a queue pair number and a key, such as sensors; see [`AnyQp::receive_from_anyone`](crate::AnyQp::receive_from_anyone).
     RoceAnyone {
         /// Payload of a packet at most, and of all but the last packet of a message: one of [`PATH_MTUS`].
         path_mtu: u16,
