@@ -142,7 +142,11 @@ struct Words {
 
 impl Words {
     fn new(comm: &Comm, place: Place, count: usize) -> Result<Self> {
-        let memory = comm.node.device.alloc(place, 8 * count.max(1))?;
+        let (device, bytes) = (&comm.node.device, 8 * count.max(1));
+        let memory = match place {
+            Place::Gpu => device.alloc_exportable(bytes)?,
+            _ => device.alloc(place, bytes)?,
+        };
         let addr = memory.device_addr();
         let mr = comm
             .pd

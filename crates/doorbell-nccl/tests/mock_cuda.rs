@@ -105,7 +105,11 @@ fn run(rank: usize, gather: &Arc<Gather>, what: &str, pages: impl Fn(usize) -> P
 }
 
 fn on_mock(scene: &str, ranks: usize, each: usize, more: &[(&str, &str)]) {
-    let mut variables = vec![("LD_LIBRARY_PATH", stand_in()), ("DOORBELL_GPU", "cuda")];
+    let mut variables = vec![
+        ("LD_LIBRARY_PATH", stand_in()),
+        ("DOORBELL_GPU", "cuda"),
+        ("MOCK_IPC_ELSEWHERE", "1"),
+    ];
     variables.extend(more);
     play(scene, ranks, each, &variables);
 }
@@ -128,6 +132,7 @@ fn signals_and_counters_may_lie_in_gpu_memory() {
 #[test]
 fn two_gpus_of_one_process_reach_each_other() {
     on_mock("each", 2, 2, &[]);
+    on_mock("each", 2, 2, &[("DOORBELL_NCCL_SIGNALS", "gpu")]);
 }
 
 #[test]

@@ -357,6 +357,12 @@ impl Device {
         Memory::alloc(&self.inner.engine, place, len)
     }
 
+    /// As [`Device::alloc`] in [`Place::Gpu`], as an allocation by itself (2 MiB at least) that other processes, and other devices of this process,
+    /// can import. `cudaMalloc`'s memory shares its block with others, and this process cannot import it.
+    pub fn alloc_exportable(&self, len: usize) -> Result<Memory> {
+        Memory::alloc_exportable(&self.inner.engine, len)
+    }
+
     /// Host memory that somebody else made; it is pinned for the GPU.
     ///
     /// # Safety

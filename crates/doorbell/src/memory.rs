@@ -138,6 +138,17 @@ impl Memory {
         Ok(Self::new(engine, place, len, backing))
     }
 
+    /// GPU memory that is exported by itself, if the GPU can.
+    pub(crate) fn alloc_exportable(engine: &Arc<Engine>, len: usize) -> Result<Self> {
+        let gpu = engine.gpu();
+        if len == 0 || !gpu.info().can.vmm_fd {
+            return Self::alloc(engine, Place::Gpu, len);
+        }
+        gpu.check_process()?;
+        let buffer = gpu.alloc(MemKind::Vmm, len)?;
+        Ok(Self::new(engine, Place::Gpu, len, Backing::Buffer(buffer)))
+    }
+
     fn new(engine: &Arc<Engine>, place: Place, len: usize, backing: Backing) -> Self {
         let (device_addr, host) = match &backing {
             Backing::Buffer(buffer) => (buffer.device_addr(), buffer.host_ptr()),

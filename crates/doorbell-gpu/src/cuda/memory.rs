@@ -183,27 +183,39 @@ impl Memory {
         len: usize,
     ) -> Result<(Export, u64)> {
         let current = context.enter()?;
-        let (start, size) = ranges::allocation(&current, addr, len as u64)?;
-        let size = usize::try_from(size).map_err(|_| GpuError::UnknownMemory {
+        // For mapped memory this is the reserved range, which may be far larger than what is mapped there.
+        let (low, bytes) = ranges::allocation(&current, addr, len as u64)?;
+        let unknown = || GpuError::UnknownMemory {
             addr,
             len: len as u64,
-        })?;
-        let mut handle = 0;
-        let retained = current.cuMemRetainAllocationHandle.is_some_and(|retain| {
-            let at = std::ptr::with_exposed_provenance_mut(addr as usize);
-            // SAFETY: an out parameter; any address may be asked about.
-            unsafe { retain(&mut handle, at) == SUCCESS }
-        });
-        let export = if retained {
-            let fd = Self::export_fd(context, handle);
-            // SAFETY: retained above, once.
-            unsafe { (current.cuMemRelease)(handle) };
-            Export::Fd { fd: fd?, len: size }
-        } else {
-            let handle = Self::export_ipc(context, start)?;
-            Export::CudaIpc { handle, len: size }
         };
-        Ok((export, addr - start))
+        let Some(handle) = retain(&current, addr) else {
+            let handle = Self::export_ipc(context, low)?;
+            let len = usize::try_from(bytes).map_err(|_| unknown())?;
+            return Ok((Export::CudaIpc { handle, len }, addr - low));
+        };
+        let same = |at: u64| {
+            let found = retain(&current, at);
+            if let Some(found) = found {
+                release(&current, found);
+            }
+            found == Some(handle)
+        };
+        let (start, end) = extent(addr, (low, low + bytes), same);
+        let fd = Self::export_fd(context, handle);
+        release(&current, handle);
+        let inside = addr.checked_add(len as u64).is_some_and(|e| e <= end);
+        let whole = usize::try_from(end - start).map_err(|_| unknown())?;
+        if !inside {
+            return Err(unknown());
+        }
+        Ok((
+            Export::Fd {
+                fd: fd?,
+                len: whole,
+            },
+            addr - start,
+        ))
     }
 
     /// Opens another process's `cuIpc` handle.
@@ -268,6 +280,51 @@ impl Memory {
             tracing::debug!(code, "memory could not be given back to the driver");
         }
     }
+}
+
+/// The physical memory mapped at an address, if it was made by `cuMemCreate`; the driver gives one mapping's handle at each of its addresses.
+fn retain(current: &Current<'_>, addr: u64) -> Option<CuMemHandle> {
+    let retain = current.cuMemRetainAllocationHandle?;
+    let mut handle = 0;
+    let at = std::ptr::with_exposed_provenance_mut(addr as usize);
+    // SAFETY: an out parameter; any address may be asked about.
+    (unsafe { retain(&mut handle, at) } == SUCCESS).then_some(handle)
+}
+
+fn release(current: &Current<'_>, handle: CuMemHandle) {
+    // SAFETY: retained once by `retain`.
+    unsafe { (current.cuMemRelease)(handle) };
+}
+
+/// Where the mapping around `addr` begins and ends, within `bounds`: `same` says of an address whether it belongs to it. Mappings begin
+/// and end at multiples of 2 MiB.
+fn extent(addr: u64, (low, high): (u64, u64), same: impl Fn(u64) -> bool) -> (u64, u64) {
+    const STEP: u64 = 2 << 20;
+    // The farthest of the pages `0..limit` that belongs to it, by doubling and halving: a mapping has no holes.
+    let reach = |limit: u64, page: &dyn Fn(u64) -> u64| {
+        let (mut inside, mut outside) = (0, limit);
+        let mut step = 1;
+        while inside + step < outside {
+            match same(page(inside + step)) {
+                true => (inside, step) = (inside + step, step * 2),
+                false => outside = inside + step,
+            }
+        }
+        while inside + 1 < outside {
+            let middle = inside + (outside - inside) / 2;
+            match same(page(middle)) {
+                true => inside = middle,
+                false => outside = middle,
+            }
+        }
+        inside
+    };
+    let first = addr - addr % STEP;
+    let below = (first - low.min(first)) / STEP + 1;
+    let above = high.saturating_sub(first).div_ceil(STEP).max(1);
+    let start = first - STEP * reach(below, &|n| first - STEP * n);
+    let end = first + STEP * (reach(above, &|n| first + STEP * n) + 1);
+    (start, end)
 }
 
 /// What exportable memory of the context's device is.
@@ -364,4 +421,32 @@ fn device_addr(current: &Current<'_>, host: NonNull<u8>) -> Result<CuDevicePtr> 
         format!("host memory at {host:p}")
     })?;
     Ok(addr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extent_of_a_mapping_is_found_wherever_one_asks() {
+        const M: u64 = 2 << 20;
+        for (start, pages) in [(0, 1), (0, 7), (5, 1), (5, 2), (3, 64), (90, 10)] {
+            let (begin, end) = (M * (1000 + start), M * (1000 + start + pages));
+            let bounds = (M * 1000, M * 1100);
+            let same = |at: u64| {
+                assert!(at >= bounds.0 && at < bounds.1, "asked outside the bounds");
+                (begin..end).contains(&at)
+            };
+            for page in 0..pages {
+                for inside in [0, 1, M - 1] {
+                    let at = begin + M * page + inside;
+                    assert_eq!(
+                        extent(at, bounds, same),
+                        (begin, end),
+                        "{start} {pages} {page}"
+                    );
+                }
+            }
+        }
+    }
 }

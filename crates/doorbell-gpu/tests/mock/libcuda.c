@@ -27,7 +27,7 @@ enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, 
 #define DEVICES 2
 #endif
 
-struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ };
+struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ };
 struct stream { int priority; P wait_flag; };
 struct event { int recorded; P wait_flag; };
 struct function { char name[64]; int loaded; };
@@ -82,7 +82,7 @@ static struct range *find(P a) {
     return 0;
 }
 static P add(P start, size_t size, int type) {
-    ranges[range_count++] = (struct range){start, size, type, depth ? stack[depth - 1] : 0, 1, 0, -1};
+    ranges[range_count++] = (struct range){start, size, type, depth ? stack[depth - 1] : 0, 1, 0, -1, 0, 0};
     return start;
 }
 static R gone(P a, const char *what) {
@@ -121,7 +121,11 @@ static P map(P at, size_t size, int fd, int vmm) {
 static int memory(size_t size) { int fd = memfd_create("mock GPU memory", MFD_CLOEXEC); return ftruncate(fd, size) ? -1 : fd; }
 static P foreign(size_t size, int device, int vmm) {
     pthread_mutex_lock(&lock);
-    P p = map(0, size, memory(size), vmm);
+    /* As NCCL maps its windows: somewhere in a reservation that is far larger. */
+    size_t pad = vmm ? 64 << 20 : 0;
+    P at = (P)mmap(0, size + 2 * pad + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    P p = map((at + pad + (2 << 20) - 1) & ~(P)((2 << 20) - 1), size, memory(size), vmm);
+    ranges[range_count - 1].pad = pad;
     ranges[range_count - 1].device = device;
     pthread_mutex_unlock(&lock);
     return p;
@@ -336,8 +340,9 @@ R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
         case 2: *(unsigned *)out[i] = r ? r->type : 0; break;
         case 8: *(unsigned *)out[i] = 0; break;
         case 9: *(int *)out[i] = r ? r->device : -2; break;
-        case 11: *(P *)out[i] = r ? r->start : 0; break;
-        case 12: *(size_t *)out[i] = r ? r->size : 0; break;
+        /* Of mapped memory, the reserved range around it. */
+        case 11: *(P *)out[i] = r ? r->start - r->pad : 0; break;
+        case 12: *(size_t *)out[i] = r ? r->size + 2 * r->pad : 0; break;
         default: return INVALID;
     }
     return OK;
@@ -355,6 +360,7 @@ R cuIpcGetMemHandle(struct ipc *h, P p) {
 R cuIpcOpenMemHandle_v2(P *p, struct ipc h, unsigned flags) {
     ENTER;
     (void)flags;
+    if (h.pid == getpid() && getenv("MOCK_IPC_ELSEWHERE")) return NO_CONTEXT; /* as the driver does */
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", h.pid, h.fd);
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -375,10 +381,16 @@ R cuMemRetainAllocationHandle(P *h, void *at) {
     ENTER;
     struct range *r = find((P)at);
     if (!r || !r->vmm) return INVALID;
-    *h = dup(r->fd) + 1;
+    r->refs++;
+    *h = r->fd + 1;
     return OK;
 }
-R cuMemRelease(P h) { ENTER; return close((int)h - 1) ? INVALID : OK; }
+R cuMemRelease(P h) {
+    ENTER;
+    for (int i = 0; i < range_count; i++)
+        if (ranges[i].live && ranges[i].fd == (int)h - 1 && ranges[i].refs) { ranges[i].refs--; return OK; }
+    return close((int)h - 1) ? INVALID : OK;
+}
 R cuMemAddressReserve(P *p, size_t size, size_t align, P addr, uint64_t flags) {
     ENTER;
     (void)addr; (void)flags;
