@@ -66,10 +66,10 @@ run() {
 
 for one in $RUNS; do
     case $one in
-        self) run self 1 ;;
-        two) run two 2 ;;
-        handlers) run two-record 2 DOORBELL_HANDLER=record ;;
-        signals) run two-gpu-signals 2 DOORBELL_NCCL_SIGNALS=gpu ;;
+        self) run self 1 CUDA_VISIBLE_DEVICES=0 ;;
+        two) run two 2 CUDA_VISIBLE_DEVICES=0 ;;
+        handlers) run gpus-record 2 DOORBELL_HANDLER=record ;;
+        signals) run gpu-signals 2 DOORBELL_NCCL_SIGNALS=gpu ;;
         gpus)
             gpus=$(nvidia-smi -L | wc -l)
             [ "$gpus" -lt 2 ] || run gpus "$gpus" ;;
