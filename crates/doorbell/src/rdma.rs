@@ -38,6 +38,10 @@ pub struct RdmaPort {
 ///
 /// # Errors
 /// libibverbs is not there, or lists nothing.
+#[allow(
+    clippy::type_complexity,
+    reason = "two lists, and the function's documentation says of what"
+)]
 pub fn rdma_ports() -> Result<(Vec<RdmaPort>, Vec<(String, String)>)> {
     let library = Verbs::load().map_err(HcaError::from)?;
     let (mut ports, mut refused) = (Vec::new(), Vec::new());
