@@ -42,4 +42,4 @@ with sync_playwright() as p:
 
 if not args.pdf:
     # Few colours are enough for a page, and make a small file.
-    Image.open(args.picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(args.picture, optimize=True)
+    Image.open(args.picture).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(args.picture, optimize=True)
