@@ -141,7 +141,7 @@ fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_ends_the_run_with_its_rea
     let said = guest(
         "/mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64K --secs 30 --timeout 20 >/tmp/out 2>&1 &\n\
          run=$!\n\
-         sleep 8\n\
+         until [ $(cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts) -gt 3000 ]; do sleep 1; done\n\
          rdma link delete rxe0\n\
          wait $run; echo \"ended rc=$?\"\n\
          cat /tmp/out\n\

@@ -368,6 +368,16 @@ fn a_refused_remote_access_fails_its_own_wqe_and_flushes_the_rest() {
 }
 
 #[test]
+fn a_queue_pair_that_the_peer_broke_without_a_word_is_found_out() {
+    let p = Pair::new(Config::default());
+    let end = p.b.hca_qp().prepare(&p.port, PATIENCE).expect("its number");
+    p.mock.stop(end.qpn);
+    assert!(p.rig.until(|| p.b.state() == QpState::Error));
+    assert_eq!(p.b.error_word().syndrome(), Syndrome::LOCAL_ACCESS.0);
+    assert_eq!(p.a.state(), QpState::Ready);
+}
+
+#[test]
 fn requests_go_in_batches_and_few_ask_for_completions() {
     both(|config| {
         let options = Options {

@@ -12,7 +12,7 @@ mod recv;
 pub(super) use done::stop;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use doorbell_verbs::{AsyncEvent, Batch, abi};
 
@@ -25,6 +25,8 @@ use crate::verbs::Nic;
 
 /// Rounds between two looks at a device's events and at queue pairs that are silent.
 const LOOK: u32 = 1024;
+/// Time between two questions whether a queue pair still works: a peer's request may have broken it without a word.
+const ASK: Duration = Duration::from_secs(1);
 /// Requests that are posted without asking for a completion, at most.
 const QUIET: u32 = 16;
 
@@ -76,6 +78,8 @@ pub(crate) struct Link {
     pieces: Vec<abi::Sge>,
     /// When the device last completed something, as far as looked at.
     heard: (u64, Instant),
+    /// When it was last asked whether its queue pair still works.
+    asked: Instant,
     /// The device had no room although it should: since when.
     refused: Option<Instant>,
     /// Receives that the device has.
@@ -99,6 +103,7 @@ impl Link {
             epoch: 0,
             pieces: Vec::new(),
             heard: (0, Instant::now()),
+            asked: Instant::now(),
             refused: None,
             receiving: 0,
             refused_receives: Vec::new(),
@@ -258,6 +263,21 @@ impl EngineQp {
 
     /// Looks at a queue pair whose device has said nothing for long.
     fn silence(&mut self, inner: &Inner) -> u64 {
+        let Some(link) = self.verbs() else { return 0 };
+        if link.asked.elapsed() >= ASK {
+            link.asked = Instant::now();
+            if matches!(
+                link.nic.qp.state(),
+                Ok(abi::qp_state::ERR | abi::qp_state::SQE)
+            ) {
+                // What it has to say comes first.
+                self.verbs_done(inner);
+                if self.cold.shared.state() == QpState::Ready {
+                    self.fail_flight(inner, Fault::PeerRefused);
+                }
+                return 1;
+            }
+        }
         let Some(link) = self.verbs() else { return 0 };
         let limit = link.nic.port.config().silence;
         if link.posted == link.done || link.heard.0 != link.done {
