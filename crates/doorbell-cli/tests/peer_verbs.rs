@@ -128,7 +128,7 @@ fn peer_verbs_perf_checks_every_byte() {
 fn peer_verbs_serve_and_connect_find_the_device_by_address() {
     well(
         "/mnt/doorbell serve --once --gpu host --listen 192.168.77.2 >/tmp/serve 2>&1 &\n\
-         sleep 3\n\
+         until grep -q listening /tmp/serve; do sleep 1; done\n\
          /mnt/doorbell perf put-bw --link verbs --connect 192.168.77.2 --gpu host --size 4K --iters 300 --check --timeout 60 || exit 1\n\
          wait $! || exit 2\n\
          cat /tmp/serve; grep -q 'over verbs' /tmp/serve",
@@ -137,11 +137,30 @@ fn peer_verbs_serve_and_connect_find_the_device_by_address() {
 
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
-fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_ends_the_run_with_its_reason() {
+fn peer_verbs_unmodified_perftest_in_both_roles() {
+    let said = well(
+        "ib_write_bw -d rxe0 -x 1 -m 1024 -F -n 1000 -s 4096 --report_gbits >/tmp/their 2>&1 &\n\
+         sleep 3\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --peer perftest --connect 127.0.0.1 --mtu 1024 --gpu host --size 4K --iters 1000 --timeout 60 || exit 1\n\
+         wait $! || exit 2\n\
+         cat /tmp/their\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --peer perftest --mtu 1024 --gpu host --size 4K --iters 1000 --timeout 60 >/tmp/ours 2>&1 &\n\
+         until grep -q waiting /tmp/ours; do sleep 1; done\n\
+         ib_write_bw -d rxe0 -x 1 -m 1024 -F -n 1000 -s 4096 127.0.0.1 || exit 3\n\
+         wait $! || { cat /tmp/ours; exit 4; }\n\
+         cat /tmp/ours",
+    );
+    assert!(said.contains("BW average"), "{said}");
+}
+
+#[test]
+#[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
+fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_hangs_nobody() {
+    // The kernel's soft-RoCE keeps a deleted device alive for those who have it open; the mock's tests have devices that are really gone.
     let said = guest(
-        "/mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64K --secs 30 --timeout 20 >/tmp/out 2>&1 &\n\
+        "/mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64K --secs 10 --timeout 20 >/tmp/out 2>&1 &\n\
          run=$!\n\
-         until [ $(cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts) -gt 3000 ]; do sleep 1; done\n\
+         until [ \"$(rdma resource show qp | grep -c doorbell)\" -ge 2 ]; do sleep 1; done\n\
          rdma link delete rxe0\n\
          wait $run; echo \"ended rc=$?\"\n\
          cat /tmp/out\n\
@@ -149,11 +168,10 @@ fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_ends_the_run_with_its_rea
          rdma link add rxe0 type rxe netdev eth0\n\
          /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --size 64 --iters 200 --check --timeout 60; echo \"again rc=$?\"",
     );
-    assert!(said.contains("ended rc=1"), "{said}");
-    assert!(
-        said.contains("the device was removed or has failed"),
-        "{said}"
-    );
+    let removed = said.contains("the device was removed or has failed");
+    let ended = said.contains("ended rc=0") || said.contains("ended rc=1") && removed;
+    assert!(ended, "{said}");
+    assert!(said.contains("there is no RDMA device"), "{said}");
     assert!(said.contains("again rc=0"), "{said}");
 }
 

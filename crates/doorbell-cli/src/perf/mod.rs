@@ -77,7 +77,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         crate::pin::to(own)?;
     }
     let port = match (&foreign, &args.link.port) {
-        (Some(foreign), None) => Some(foreign.port()),
+        (Some(foreign), None) => Some(foreign.port(args.link.kind)),
         (Some(_), named) => named.clone(),
         (None, _) => second.port(args),
     };

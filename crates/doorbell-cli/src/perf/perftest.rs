@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use doorbell::connect::gid_of_ip;
+use doorbell::connect::{Destination, VerbsEnd, VerbsTarget, gid_of_ip};
 use doorbell::cpu::{self, Post, deadline};
 use doorbell::{Access, CpuQp, Export, LinkKind, Place, Qp, Reset, export_array};
 use doorbell_gpu::Dims;
@@ -82,7 +82,10 @@ impl Peer {
     }
 
     /// The port to use when `--link` names none: UDP port 4791, where the program sends to.
-    pub(crate) fn port(&self) -> String {
+    pub(crate) fn port(&self, link: Link) -> String {
+        if link == Link::Verbs {
+            return super::remote::device_at(Some(self.local));
+        }
         crate::foreign::port_at(self.local)
     }
 
@@ -109,6 +112,9 @@ impl Peer {
     }
 
     fn connect(&mut self, bench: &Bench, case: &Case) -> Result<Connected> {
+        if case.link == Link::Verbs {
+            return self.connect_device(bench, case);
+        }
         let offer = bench.device.roce_offer()?;
         ensure!(
             offer.address.port() == ROCE_PORT,
@@ -138,6 +144,49 @@ impl Peer {
         let to = theirs.qp.destination(&offer, path_mtu, false)?;
         let qp = qp.connect(&to)?;
         // Once for each queue pair and once more: both sides are connected then.
+        self.talk.sync("its word that it is connected")?;
+        self.talk.sync("its word that it is ready")?;
+        Ok(Connected {
+            qps: vec![qp],
+            mr,
+            theirs,
+        })
+    }
+
+    /// The same over an RDMA device, which is what the program itself has.
+    fn connect_device(&mut self, bench: &Bench, case: &Case) -> Result<Connected> {
+        let qps: Vec<Qp<Reset>> = queues::build(bench, case, 1)?;
+        let qp = qps.into_iter().next().context("no queue pair")?;
+        let own = qp.endpoint(LinkKind::Verbs, &[])?;
+        let own = own.verbs.context("no end of a device")?;
+        let mtu = self.talk.open(own.end.mtu)?;
+        let len = case.size.max(u64::from(CYCLE));
+        let memory = bench.device.alloc(Place::Host, len as usize)?;
+        let mr = bench.pd.register(&memory, Access::ALL)?;
+        let there = mr.remote_over(LinkKind::Verbs)?;
+        let theirs = self.talk.keys(Keys {
+            qp: Foreign {
+                qpn: own.end.qpn,
+                psn: own.psn,
+                gid: own.end.gid,
+            },
+            out_reads: 1,
+            rkey: there.key,
+            vaddr: there.addr,
+        })?;
+        let to = Destination::Verbs(VerbsTarget {
+            peer: VerbsEnd {
+                qpn: theirs.qp.qpn,
+                gid: theirs.qp.gid,
+                lid: 0,
+                mtu,
+                reads_open: 1,
+                reads_answered: 1,
+                ethernet: own.end.ethernet,
+            },
+            psn: theirs.qp.psn,
+        });
+        let qp = qp.connect(&to)?;
         self.talk.sync("its word that it is connected")?;
         self.talk.sync("its word that it is ready")?;
         Ok(Connected {
@@ -371,8 +420,8 @@ struct Connected {
 
 fn sense(args: &PerfArgs) -> Result<()> {
     ensure!(
-        args.link.kind == Link::Roce,
-        "--peer perftest speaks RoCE: add --link roce"
+        matches!(args.link.kind, Link::Roce | Link::Verbs),
+        "--peer perftest speaks RoCE: add --link roce, or --link verbs for an RDMA device"
     );
     ensure!(
         matches!(args.test, Test::PutBw | Test::SendBw),
