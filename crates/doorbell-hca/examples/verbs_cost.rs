@@ -1,0 +1,327 @@
+//! What a WQE costs the engine over the verbs link: instructions, counted by callgrind, with a device that only notes what it is given.
+//!
+//! WQEs are built beforehand and the engine is caller-driven, so that nothing but the engine and that stub is counted: reading and checking the WQE,
+//! finding keys, the call or the list entry, the completion, the CQE. Usage:
+//! `cargo run --release -p doorbell-hca --example verbs_cost` (needs valgrind; `--once calls|list OPERATION COUNT` runs one without counting).
+
+use core::ffi::{c_int, c_void};
+use std::collections::VecDeque;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use doorbell_device::layout::{CqKind, NicHandler};
+use doorbell_hca::record::Recording;
+use doorbell_hca::verbs::library::Verbs;
+use doorbell_hca::verbs::library::abi::{
+    RawContext, RawCq, RawDevice, RawQp, RawQpEx, SendWr, Sge, Wc, send_flags,
+};
+use doorbell_hca::verbs::{VerbsConfig, VerbsTarget};
+use doorbell_hca::{
+    Access, Addressing, CqConfig, Destination, DoorbellWord, Hca, HcaConfig, Memory, MrConfig,
+    OnError, QpConfig, Shared,
+};
+use doorbell_verbs_mock::{Config, Mock};
+use doorbell_wire::{Key, Local, Remote, Wqe};
+
+/// At most so many instructions a WQE are wanted.
+const WANTED: f64 = 400.0;
+const LOG_DEPTH: u8 = 10;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Signalled requests that were not polled yet.
+static DONE: Mutex<VecDeque<u64>> = Mutex::new(VecDeque::new());
+
+fn note(id: u64, flags: u32) {
+    if flags & send_flags::SIGNALED != 0 {
+        DONE.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(id);
+    }
+}
+
+unsafe extern "C" fn post_send(_: *mut RawQp, first: *mut SendWr, _: *mut *mut SendWr) -> c_int {
+    let mut next = first;
+    while !next.is_null() {
+        // SAFETY: a list of the caller's.
+        unsafe {
+            note((*next).wr_id, (*next).send_flags);
+            next = (*next).next;
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn poll_cq(_: *mut RawCq, room: c_int, out: *mut Wc) -> c_int {
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let n = done.len().min(room as usize);
+    for i in 0..n {
+        let wr_id = done.pop_front().unwrap_or_default();
+        // SAFETY: there is room.
+        unsafe {
+            *out.add(i) = Wc {
+                wr_id,
+                ..Wc::default()
+            }
+        };
+    }
+    n as c_int
+}
+
+unsafe extern "C" fn begin(qp: *mut RawQpEx, _: u32, _: u64) {
+    // SAFETY: the caller's queue pair.
+    unsafe { note((*qp).wr_id, (*qp).wr_flags) };
+}
+
+unsafe extern "C" fn begin_add(qp: *mut RawQpEx, _: u32, _: u64, _: u64) {
+    // SAFETY: the caller's queue pair.
+    unsafe { note((*qp).wr_id, (*qp).wr_flags) };
+}
+
+unsafe extern "C" fn set_inline(_: *mut RawQpEx, _: *mut c_void, _: usize) {}
+unsafe extern "C" fn set_sge(_: *mut RawQpEx, _: u32, _: u64, _: u32) {}
+unsafe extern "C" fn set_sge_list(_: *mut RawQpEx, _: usize, _: *const Sge) {}
+unsafe extern "C" fn start(_: *mut RawQpEx) {}
+unsafe extern "C" fn complete(_: *mut RawQpEx) -> c_int {
+    0
+}
+
+static OPEN: Mutex<Option<unsafe extern "C" fn(*mut RawDevice) -> *mut RawContext>> =
+    Mutex::new(None);
+
+/// The mock's device, whose data path is this file's.
+unsafe extern "C" fn open(device: *mut RawDevice) -> *mut RawContext {
+    let real = (*OPEN.lock().unwrap_or_else(PoisonError::into_inner)).expect("set before");
+    // SAFETY: passed on; the context is ours until it is returned.
+    unsafe {
+        let context = real(device);
+        (*context).ops.post_send = Some(post_send);
+        (*context).ops.poll_cq = Some(poll_cq);
+        context
+    }
+}
+
+unsafe extern "C" fn extended(qp: *mut RawQp) -> *mut RawQpEx {
+    let ex: *mut RawQpEx = qp.cast();
+    // SAFETY: the mock makes every queue pair as an extended one.
+    unsafe {
+        (*ex).write = Some(begin);
+        (*ex).read = Some(begin);
+        (*ex).fetch_add = Some(begin_add);
+        (*ex).set_inline = Some(set_inline);
+        (*ex).set_sge = Some(set_sge);
+        (*ex).set_sge_list = Some(set_sge_list);
+        (*ex).start = Some(start);
+        (*ex).complete = Some(complete);
+    }
+    ex
+}
+
+#[repr(align(64))]
+struct Line([AtomicU64; 8]);
+
+#[derive(Clone)]
+struct Block(Arc<[Line]>);
+
+impl Block {
+    fn new(bytes: usize) -> Self {
+        Self(
+            (0..bytes.div_ceil(64))
+                .map(|_| Line(Default::default()))
+                .collect(),
+        )
+    }
+
+    fn ptr(&self) -> Shared<u8> {
+        Shared::from_ptr(self.0.as_ptr().cast_mut().cast()).expect("not null")
+    }
+
+    fn word(&self, i: usize) -> &AtomicU64 {
+        &self.0[i / 8].0[i % 8]
+    }
+}
+
+/// What callgrind counts.
+#[inline(never)]
+fn measured(driver: &doorbell_hca::Driver, qp: &doorbell_hca::HcaQp, until: u64) {
+    let started = Instant::now();
+    while qp.indexes().1 < until {
+        driver.poll();
+        assert!(
+            started.elapsed() < PATIENCE,
+            "the engine stands at {:?}",
+            qp.indexes()
+        );
+    }
+}
+
+fn once(calls: bool, operation: &str, count: u64) -> f64 {
+    let mock = Mock::new(Config {
+        calls,
+        ..Config::default()
+    });
+    let mut api = *mock.verbs().api();
+    *OPEN.lock().unwrap_or_else(PoisonError::into_inner) = Some(api.open_device);
+    api.open_device = open;
+    api.qp_to_qp_ex = Some(extended);
+    // SAFETY: the mock's functions, and those above, which do what the engine may rely on: complete what is signalled.
+    let verbs = unsafe { Verbs::with_api("stub", api) };
+    // Valgrind has no vDSO, whose clock the recorder asks for.
+    let config = HcaConfig {
+        record: Recording::Off,
+        ..HcaConfig::caller_driven()
+    };
+    let hca = Hca::new(config).expect("an HCA");
+    hca.add_host_doorbells(8).expect("doorbells");
+    let (pd, driver) = (hca.alloc_pd(), hca.driver());
+    let port = hca
+        .open_verbs(&verbs, &VerbsConfig::new(mock.name()))
+        .expect("opens");
+    let memory = Block::new(4096);
+    let config = MrConfig {
+        memory: Memory::Host {
+            ptr: memory.ptr(),
+            len: 4096,
+            keep: Arc::new(memory.clone()),
+        },
+        access: Access::ALL,
+        addressing: Addressing::Zero,
+        pd,
+    };
+    // SAFETY: `keep` owns the memory, which is all atomics.
+    let mr = unsafe { hca.register(config) }.expect("registers");
+    let (ring, cq) = (Block::new(64 << LOG_DEPTH), Block::new(64));
+    let slot = hca.reserve_doorbell(None, None).expect("a doorbell");
+    let bell = slot.word();
+    let config = QpConfig {
+        pd,
+        sq: ring.ptr(),
+        log_depth: LOG_DEPTH,
+        cq: CqConfig {
+            ring: cq.ptr(),
+            log_entries: LOG_DEPTH,
+            kind: CqKind::Collapsed,
+            cqn: hca.alloc_cqn().expect("a number"),
+        },
+        handler: NicHandler::ProducerWord,
+        doorbell: DoorbellWord::Slot(slot),
+        record: None,
+        poll_record: false,
+        wait_note: None,
+        error_word: None,
+        rq: None,
+        core: None,
+        on_error: OnError::Flush,
+        signals: Vec::new(),
+        keep: Arc::new((ring.clone(), cq.clone())),
+    };
+    // SAFETY: `keep` owns all of it, sized as `config` says, and all of it is atomics.
+    let qp = unsafe { hca.create_qp(config) }.expect("a queue pair");
+    let end = qp.prepare(&port, PATIENCE).expect("the device's");
+    let target = VerbsTarget {
+        peer: end,
+        mtu: 1024,
+        sq_psn: 0,
+        rq_psn: 0,
+        timeout: 14,
+        retry: 6,
+        rnr_retry: 7,
+        min_rnr_timer: 12,
+    };
+    qp.connect(Destination::Verbs(Box::new(target)), PATIENCE)
+        .expect("connects");
+    let (remote, local) = (
+        Remote {
+            addr: 0,
+            key: Key(1),
+        },
+        Local {
+            addr: 0,
+            key: mr.key(),
+            len: 64,
+        },
+    );
+    let wqe = match operation {
+        "write64" => Wqe::write(remote, local),
+        "inline8" => Wqe::write_inline(remote, &[7; 8]),
+        "read64" => Wqe::read(remote, local),
+        "add" => Wqe::fetch_add(remote, Local { len: 8, ..local }, 1),
+        other => panic!("no operation {other}: write64, inline8, read64 or add"),
+    }
+    .expect("a valid request");
+    let (mut pi, depth) = (0u64, 1u64 << LOG_DEPTH);
+    let mut took = Duration::ZERO;
+    while pi < count {
+        for i in 0..depth {
+            let at = pi + i;
+            let chunks = wqe.signalled(i % 32 == 31).emit(at as u16, qp.qpn());
+            for (j, chunk) in chunks[..usize::from(wqe.ds())].iter().enumerate() {
+                let word = (at % depth) as usize * 8 + 2 * j;
+                ring.word(word).store(chunk.0[0], Ordering::Relaxed);
+                ring.word(word + 1).store(chunk.0[1], Ordering::Relaxed);
+            }
+        }
+        pi += depth;
+        // SAFETY: the word lives as long as the HCA.
+        unsafe { bell.store_release(pi) };
+        let started = Instant::now();
+        measured(&driver, &qp, pi);
+        took += started.elapsed();
+    }
+    took.as_nanos() as f64 / pi as f64
+}
+
+/// Instructions of so many WQEs, by callgrind.
+fn counted(way: &str, operation: &str, count: u64) -> u64 {
+    let program = std::env::current_exe().expect("this program");
+    let output = Command::new("valgrind")
+        .args([
+            "--tool=callgrind",
+            "--toggle-collect=*measured*",
+            "--callgrind-out-file=/dev/null",
+        ])
+        .arg(program)
+        .args(["--once", way, operation, &count.to_string()])
+        .output()
+        .expect("valgrind: install it");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let collected = said.lines().find_map(|l| l.split("Collected :").nth(1));
+    collected
+        .and_then(|n| n.trim().parse().ok())
+        .unwrap_or_else(|| panic!("callgrind counted nothing:\n{said}"))
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let [once_word, way, operation, count] = args.as_slice()
+        && once_word == "--once"
+    {
+        let ns = once(way == "calls", operation, count.parse().expect("a count"));
+        println!("{way} {operation}: {ns:.1} ns a WQE");
+        return;
+    }
+    println!(
+        "instructions of the engine a WQE over verbs (wanted: at most {WANTED}); ns are of this machine, without counting"
+    );
+    println!(
+        "{:10} {:8} {:>12} {:>8}",
+        "operation", "posting", "instructions", "ns"
+    );
+    let mut worst = 0.0f64;
+    for operation in ["inline8", "write64", "read64", "add"] {
+        for way in ["calls", "list"] {
+            // What setting up costs goes by taking the difference.
+            let (few, many) = (16 << LOG_DEPTH, 48 << LOG_DEPTH);
+            let (a, b) = (counted(way, operation, few), counted(way, operation, many));
+            let each = (b - a) as f64 / (many - few) as f64;
+            worst = worst.max(each);
+            let ns = once(way == "calls", operation, 1 << 20);
+            println!("{operation:10} {way:8} {each:12.1} {ns:8.1}");
+        }
+    }
+    println!("worst: {worst:.1} of {WANTED}");
+    if worst > WANTED {
+        std::process::exit(1);
+    }
+}
