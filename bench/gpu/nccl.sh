@@ -46,33 +46,34 @@ LIB=$NCCL/lib
 "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$NCCL/include" -o "$OUT/gin" "$HERE/nccl/gin.cu" "-L$LIB" -lnccl -lpthread || exit 2
 rm -f "$OUT/nccl-results.txt"
 
-# run NAME RANKS [VARIABLE=VALUE...]
+# run NAME RANKS threads|processes [VARIABLE=VALUE...]
 run() {
-    local name=$1 ranks=$2 status
-    shift 2
-    printf '\n== %s: %s rank(s) %s\n' "$name" "$ranks" "$*" | tee -a "$OUT/nccl-results.txt"
+    local name=$1 ranks=$2 kind=$3 status
+    shift 3
+    printf '\n== %s: %s rank(s), %s %s\n' "$name" "$ranks" "$kind" "$*" | tee -a "$OUT/nccl-results.txt"
     env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
         NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
-        NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.log" "$@" \
-        timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" 2>&1 | tee -a "$OUT/nccl-results.txt"
+        NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.%p.log" "$@" \
+        setsid timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" "$kind" 2>&1 | tee -a "$OUT/nccl-results.txt"
     status=${PIPESTATUS[0]}
-    grep -hE 'Assigned plugin|GIN/Doorbell' "$OUT/nccl-$name.log" 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
+    grep -hE 'Assigned plugin|GIN/Doorbell' "$OUT/nccl-$name".*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
     if [ "$status" -ne 0 ]; then
         failed=1
         echo "FAILED with $status: $name" | tee -a "$OUT/nccl-results.txt"
-        grep -hE 'WARN|Doorbell' "$OUT/nccl-$name.log" | tail -20
+        grep -hE "WARN|Doorbell" "$OUT/nccl-$name".*.log | tail -20
     fi
 }
 
 for one in $RUNS; do
     case $one in
-        self) run self 1 CUDA_VISIBLE_DEVICES=0 ;;
-        two) run two 2 CUDA_VISIBLE_DEVICES=0 ;;
-        handlers) run gpus-record 2 DOORBELL_HANDLER=record ;;
-        signals) run gpu-signals 2 DOORBELL_NCCL_SIGNALS=gpu ;;
+        self) run self 1 threads CUDA_VISIBLE_DEVICES=0 ;;
+        two) run two 2 threads CUDA_VISIBLE_DEVICES=0 ;;
+        handlers) run gpus-record 2 threads DOORBELL_HANDLER=record ;;
+        signals) run gpu-signals 2 threads DOORBELL_NCCL_SIGNALS=gpu ;;
         gpus)
             gpus=$(nvidia-smi -L | wc -l)
-            [ "$gpus" -lt 2 ] || run gpus "$gpus" ;;
+            [ "$gpus" -lt 2 ] || run gpus "$gpus" threads
+            [ "$gpus" -lt 2 ] || run processes "$gpus" processes ;;
         *) echo "no run is called $one"; exit 2 ;;
     esac
 done

@@ -1,13 +1,16 @@
 // NCCL's device interface, call by call, on whatever GIN backend NCCL chose: checks first, then half round trips and rates.
 //
-//     gin [RANKS] [FIRST_CHECK]      ranks are threads; rank r uses GPU r modulo their number (several on one GPU need
-//                                    NCCL_MULTI_RANK_GPU_ENABLE=1). Prints "ok NAME" or "FAILED NAME: why" for each check.
+//     gin [RANKS] [threads|processes]   what the ranks are; rank r uses GPU r modulo their number (several on one GPU need
+//                                       NCCL_MULTI_RANK_GPU_ENABLE=1). Prints "ok NAME" or "FAILED NAME: why" for each check.
 //
 // Exit status: 0, 1 a check failed, 3 a kernel did not end or NCCL reported an asynchronous error.
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <nccl_device.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -241,8 +244,13 @@ struct Rank {
   Job job;
 };
 
-static pthread_barrier_t together;
-static int failures;
+// What the ranks share, whether they are threads or processes.
+struct Shared {
+  pthread_barrier_t together;
+  ncclUniqueId id;
+  int failures;
+};
+static Shared* shared;
 static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
 
 static void finish(Rank& r, const char* name) {
@@ -274,29 +282,33 @@ static unsigned long long run(Rank& r, const char* name, int rounds, size_t byte
   r.job.out[0] = r.job.out[1] = 0;
   CUDA(cudaMemsetAsync(r.job.memory, 0, WINDOW, r.stream));
   CUDA(cudaStreamSynchronize(r.stream));
-  pthread_barrier_wait(&together);
+  pthread_barrier_wait(&shared->together);
   launch(r.job);
   CUDA(cudaGetLastError());
   finish(r, name);
   pthread_mutex_lock(&printing);
   if (r.job.out[0]) {
-    failures++;
+    __atomic_fetch_add(&shared->failures, 1, __ATOMIC_RELAXED);
     printf("FAILED %s: rank %d: %llu wrong\n", name, r.rank, r.job.out[0]);
   } else if (r.rank == 0) {
     printf("ok %s\n", name);
   }
   fflush(stdout);
   pthread_mutex_unlock(&printing);
-  pthread_barrier_wait(&together);
+  pthread_barrier_wait(&shared->together);
   return r.job.out[1];
 }
 
-static void body(int rank, int ranks, int gpus, ncclUniqueId id) {
+static void body(int rank, int ranks) {
   Rank r{};
+  int gpus = 0;
+  CUDA(cudaGetDeviceCount(&gpus));
+  if (rank == 0) NCCL(ncclGetUniqueId(&shared->id));
+  pthread_barrier_wait(&shared->together);
   r.rank = rank;
   r.ranks = ranks;
   CUDA(cudaSetDevice(rank % gpus));
-  NCCL(ncclCommInitRank(&r.comm, ranks, id, rank));
+  NCCL(ncclCommInitRank(&r.comm, ranks, shared->id, rank));
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   NCCL(ncclCommQueryProperties(r.comm, &properties));
   if (rank == 0) printf("ranks %d, GPUs %d, device API %d, GIN type %d\n", ranks, gpus, (int)properties.deviceApiSupport, (int)properties.ginType);
@@ -339,7 +351,7 @@ static void body(int rank, int ranks, int gpus, ncclUniqueId id) {
   NCCL(ncclDevCommDestroy(r.comm, &r.job.comm));
   NCCL(ncclCommWindowDeregister(r.comm, r.job.win));
   NCCL(ncclMemFree(memory));
-  pthread_barrier_wait(&together);
+  pthread_barrier_wait(&shared->together);
   NCCL(ncclCommFinalize(r.comm));
   NCCL(ncclCommDestroy(r.comm));
 }
@@ -348,14 +360,38 @@ int main(int argc, char** argv) {
   // Kernels that wait for copies must not meet the loading of others, nor share their channel.
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  int ranks = argc > 1 ? atoi(argv[1]) : 2, gpus = 0;
-  CUDA(cudaGetDeviceCount(&gpus));
-  pthread_barrier_init(&together, nullptr, ranks);
-  ncclUniqueId id;
-  NCCL(ncclGetUniqueId(&id));
-  std::vector<std::thread> all;
-  for (int r = 0; r < ranks; r++) all.emplace_back(body, r, ranks, gpus, id);
-  for (auto& t : all) t.join();
-  printf(failures ? "%d check(s) FAILED\n" : "all checks passed\n", failures);
-  return failures ? 1 : 0;
+  int ranks = argc > 1 ? atoi(argv[1]) : 2;
+  bool processes = argc > 2 && !strcmp(argv[2], "processes");
+  shared = (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pthread_barrierattr_t attributes;
+  pthread_barrierattr_init(&attributes);
+  pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&shared->together, &attributes, ranks);
+  int worst = 0;
+  if (processes) {
+    // Before CUDA is used: it does not survive a fork.
+    for (int r = 0; r < ranks; r++)
+      if (fork() == 0) {
+        body(r, ranks);
+        fflush(nullptr);
+        _exit(0);
+      }
+    for (int r = 0; r < ranks; r++) {
+      int status = 0;
+      wait(&status);
+      int code = WIFEXITED(status) ? WEXITSTATUS(status) : 4;
+      worst = code > worst ? code : worst;
+      if (code) break;  // the others would wait for it
+    }
+    if (worst) {
+      signal(SIGTERM, SIG_IGN);
+      kill(0, SIGTERM);
+    }
+  } else {
+    std::vector<std::thread> all;
+    for (int r = 0; r < ranks; r++) all.emplace_back(body, r, ranks);
+    for (auto& t : all) t.join();
+  }
+  printf(shared->failures ? "%d check(s) FAILED\n" : "all checks passed\n", shared->failures);
+  return shared->failures ? 1 : worst;
 }
