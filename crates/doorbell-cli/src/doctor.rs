@@ -3,7 +3,7 @@
 //! Nothing is opened but files, so it runs where nothing else of this command would. Its exit status
 //! is the verdict, hence its own errors are 3 here, not 1.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -68,7 +68,7 @@ fn judge(args: &DoctorArgs) -> Result<u8> {
     let text = if args.json {
         serde_json::to_string_pretty(&report).context("writing JSON")? + "\n"
     } else {
-        let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let colour = crate::is_styled(&io::stdout());
         screen(&report, colour)
     };
     match out.write_all(text.as_bytes()) {

@@ -4,7 +4,7 @@
 //! one that is stuck is shown whole. All processes of this host are looked at for what a wait lacks.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
     }
     let reports = everything(args.pid)?;
     let out = io::stdout();
-    let styled = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let styled = crate::is_styled(&out);
     let mut out = io::BufWriter::new(out.lock());
     if args.json {
         serde_json::to_writer_pretty(&mut out, &reports)?;

@@ -104,6 +104,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether a stream gets colours and moving bars: a terminal, unless `NO_COLOR` says otherwise. A launcher gives its ranks terminals of
+/// its own and passes on what they print, wherever that goes.
+pub(crate) fn is_styled(stream: &impl IsTerminal) -> bool {
+    let launched = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+    stream.is_terminal()
+        && std::env::var_os("NO_COLOR").is_none()
+        && !launched.iter().any(|name| std::env::var_os(name).is_some())
+}
+
 /// One line on standard error. Who has closed that does not want to know.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
@@ -137,7 +146,7 @@ fn log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(is_styled(&std::io::stderr()))
         .with_target(false)
         .without_time()
         .init();

@@ -1,7 +1,6 @@
 //! A progress bar on standard error for runs that take more than a moment.
 //! Only on a terminal, and only once a second has passed, so that quick runs and pipes stay clean.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -21,7 +20,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// A bar over `cases` equal shares.
     pub(crate) fn new(cases: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = crate::is_styled(&std::io::stderr()).then(|| {
             let bar = ProgressBar::hidden();
             bar.set_length(1000 * cases as u64);
             bar.set_style(

@@ -7,7 +7,7 @@ mod noise;
 mod screen;
 mod sets;
 
-use std::io::{IsTerminal, Write as _};
+use std::io::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
@@ -107,8 +107,7 @@ fn compare(args: &CompareArgs) -> Result<u8> {
     let text = match args.json {
         true => serde_json::to_string_pretty(&comparison).context("writing JSON")? + "\n",
         false => {
-            let terminal = std::io::stdout().is_terminal();
-            let styled = terminal && std::env::var_os("NO_COLOR").is_none();
+            let styled = crate::is_styled(&std::io::stdout());
             screen::text(&comparison, args.all, styled)
         }
     };

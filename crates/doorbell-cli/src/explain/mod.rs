@@ -10,7 +10,7 @@ mod page;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -24,7 +24,7 @@ use crate::{Ended, WrongArguments};
 /// Explains.
 pub(crate) fn run(args: &ExplainArgs) -> Result<Ended> {
     let out = io::stdout();
-    let styled = out.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let styled = crate::is_styled(&out);
     let mut out = io::BufWriter::new(out.lock());
     tell(&mut out, styled, args)?;
     out.flush().context("writing to standard output")?;

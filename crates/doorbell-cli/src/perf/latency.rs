@@ -20,6 +20,7 @@ use super::end::{End, EndSpec, Faults};
 use super::far::{Far, Meter, Order};
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
+use super::rate::LOOKED;
 use super::running::{DEADLINE, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec};
 use super::tally::{Measured, Tally};
@@ -94,6 +95,7 @@ fn launches(
         launch(context, number, n, tally)?;
         left -= n;
         let share = match case.limit {
+            Limit::Iters(_) if case.quick && started.elapsed().as_secs_f64() > LOOKED => 1.0,
             Limit::Iters(_) => 1.0 - left as f64 / all as f64,
             Limit::Time(run) => started.elapsed().as_secs_f64() / run.as_secs_f64(),
         };

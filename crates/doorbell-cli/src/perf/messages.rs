@@ -18,6 +18,7 @@ use super::far::{Far, Meter, Order};
 use super::latency::{Samples, alive, rounds};
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
+use super::rate::LOOKED;
 use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec, area};
 use super::tally::{Measured, Tally};
@@ -244,6 +245,7 @@ fn messages(
         }
         left -= n;
         let share = match case.limit {
+            Limit::Iters(_) if case.quick && started.elapsed().as_secs_f64() > LOOKED => 1.0,
             Limit::Iters(_) => 1.0 - left as f64 / all as f64,
             Limit::Time(run) => started.elapsed().as_secs_f64() / run.as_secs_f64(),
         };

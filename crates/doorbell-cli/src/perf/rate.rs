@@ -26,6 +26,8 @@ use crate::cputime::CpuUse;
 
 /// Measured seconds after which a quick case has no more rounds.
 const QUICK: f64 = 0.5;
+/// And seconds in all.
+pub(crate) const LOOKED: f64 = 1.0;
 
 /// What a case is run with.
 struct Rig<'a> {
@@ -312,7 +314,7 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
         Limit::Iters(n) => n,
         Limit::Time(_) => u64::MAX,
     };
-    let all = left;
+    let (all, started) = (left, Instant::now());
     let mut round = 0;
     while left > 0 {
         let iters = left.min(rig.places);
@@ -360,7 +362,10 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
         }
         left -= iters;
         let share = match case.limit {
-            Limit::Iters(_) if case.quick => tally.seconds / QUICK,
+            // Painting and comparing take their time too, over a network most of it.
+            Limit::Iters(_) if case.quick => {
+                (tally.seconds / QUICK).max(started.elapsed().as_secs_f64() / LOOKED)
+            }
             Limit::Iters(_) => 1.0 - left as f64 / all as f64,
             Limit::Time(run) => tally.seconds / run.as_secs_f64(),
         };

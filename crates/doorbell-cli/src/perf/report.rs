@@ -1,7 +1,7 @@
 //! What a run says: a heading, a table row as each case ends, ratios between initiators, and
 //! the result file. Standard output carries the table, or the JSON with `--json -`.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -76,12 +76,10 @@ impl Reporter {
             ]);
         }
         columns.extend([Column::right("CPUs", 4), Column::left("check", 5)]);
-        let terminal = if json_on_stdout {
-            io::stderr().is_terminal()
-        } else {
-            io::stdout().is_terminal()
+        let styled = match json_on_stdout {
+            true => crate::is_styled(&io::stderr()),
+            false => crate::is_styled(&io::stdout()),
         };
-        let styled = terminal && std::env::var_os("NO_COLOR").is_none();
         Self {
             table: Table::new(columns, styled),
             quiet_stdout: json_on_stdout,

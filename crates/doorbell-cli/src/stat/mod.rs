@@ -5,7 +5,7 @@
 mod latency;
 mod metrics;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &StatArgs) -> Result<Ended> {
 }
 
 fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
-    let styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let styled = crate::is_styled(&io::stdout());
     let mut out = io::stdout();
     let table = columns(styled);
     let mut before = dump::gather(whom)?;

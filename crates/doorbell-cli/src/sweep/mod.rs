@@ -17,7 +17,7 @@ mod show;
 #[cfg(test)]
 pub(crate) mod fixture;
 
-use std::io::{IsTerminal, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
         bail!("nothing was measured: name other --links or experiments");
     }
     let written = files::write(&folder, results, &html::page(results))?;
-    let styled = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let styled = crate::is_styled(&std::io::stdout());
     say(&format!(
         "{}\nresults: {}\nreport:  {}",
         screen::summary(results, styled),

@@ -1,6 +1,5 @@
 //! How far a sweep is: a bar on a terminal, a line now and then where nobody looks at one.
 
-use std::io::IsTerminal;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -22,7 +21,7 @@ pub(super) struct Show {
 impl Show {
     /// Over `passes` of `points` measurements each.
     pub(super) fn new(passes: u32, points: usize) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = crate::is_styled(&std::io::stderr()).then(|| {
             let bar = ProgressBar::new(u64::from(passes) * points as u64);
             bar.set_style(
                 ProgressStyle::with_template("{bar:24} {percent:>3}%  {eta:>3} left  {wide_msg}")

@@ -37,7 +37,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Here> {
         Here {
             what: "RoCE over UDP",
             can: true,
-            why: "port 4791 of any interface; any RoCE adapter may be the peer".into(),
+            why: "any UDP port between Doorbells; with other RoCE peers port 4791".into(),
         },
         Here {
             what: "raw Ethernet",
