@@ -39,6 +39,9 @@ pub(crate) fn rounds(case: &Case, left: u64) -> u64 {
     let most = if case.check && case.size > 8 {
         // Each launch checks one payload: more launches, more payloads.
         256
+    } else if case.quick {
+        // Short enough to stop in time where messages are slow.
+        1024
     } else {
         ROUNDS
     };
