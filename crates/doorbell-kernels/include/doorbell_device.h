@@ -1,5 +1,5 @@
 /*
- * Doorbell's device functions for CUDA C and C++: put, get, signal, atomics, wait, flush, called by a GPU thread.
+ * Doorbell's device functions for CUDA C and C++: put, get, signal, atomics, send, receive, wait, flush, called by a GPU thread.
  *
  * They are in the shipped PTX (ptx/doorbell_device.ptx). `nvcc -arch=sm_90 -dc doorbell_device.ptx -o doorbell_device.o` makes an
  * object of it, which nvcc links with yours (compiled with -dc); or hand the PTX and your cubin to cuLinkAddData at run time. The
@@ -58,7 +58,8 @@ enum {
     DOORBELL_E_ENGINE_DOWN = 5, /* the engine that executes the QP is gone */
     DOORBELL_E_NO_SPACE = 6,    /* the ring stayed full; nothing was posted */
     DOORBELL_E_INVALID = 7,     /* the QP cannot take such a request */
-    DOORBELL_E_STUCK = 8        /* an earlier thread never published its WQEs; reset the QP */
+    DOORBELL_E_STUCK = 8,       /* an earlier thread never published its WQEs; reset the QP */
+    DOORBELL_E_LAPPED = 10      /* the receive's completion was overwritten by a later one */
 };
 
 /* Posting. Each stores the operation's ticket in *ticket unless it is null, and does not wait for the operation; it waits for room in
@@ -113,6 +114,50 @@ DOORBELL_DEVICE_API uint64_t db_compare_swap32(doorbell_qp_t q, uint64_t raddr, 
 DOORBELL_DEVICE_API uint64_t db_nop(doorbell_qp_t q, uint32_t flags, uint64_t timeout_ns, uint64_t *ticket);
 /* Rings for what was posted with DOORBELL_NO_RING. *ticket, if given, becomes 0. */
 DOORBELL_DEVICE_API uint64_t db_ring(doorbell_qp_t q, uint32_t flags, uint64_t timeout_ns, uint64_t *ticket);
+
+/* Messages: each takes a receive of the peer. Without one there the operation waits for a bounded time, and then fails. */
+
+/* db_put, and an immediate: consumes a receive of the peer, whose own memory it leaves alone. */
+DOORBELL_DEVICE_API uint64_t db_write_imm(doorbell_qp_t q, uint64_t raddr, uint32_t rkey, uint64_t laddr, uint32_t lkey,
+                                          uint64_t len, uint32_t imm, uint32_t flags, uint64_t timeout_ns,
+                                          uint64_t *ticket);
+/* Sends len bytes (0 to 1 GiB) of local memory into the memory of the peer's next receive. */
+DOORBELL_DEVICE_API uint64_t db_send(doorbell_qp_t q, uint64_t laddr, uint32_t lkey, uint64_t len, uint32_t flags,
+                                     uint64_t timeout_ns, uint64_t *ticket);
+DOORBELL_DEVICE_API uint64_t db_send_imm(doorbell_qp_t q, uint64_t laddr, uint32_t lkey, uint64_t len, uint32_t imm,
+                                         uint32_t flags, uint64_t timeout_ns, uint64_t *ticket);
+/* Sends len bytes (at most 44) that bytes points to; they travel inside the request, and need not be registered. */
+DOORBELL_DEVICE_API uint64_t db_send_inline(doorbell_qp_t q, const void *bytes, uint32_t len, uint32_t flags,
+                                            uint64_t timeout_ns, uint64_t *ticket);
+DOORBELL_DEVICE_API uint64_t db_send_inline_imm(doorbell_qp_t q, const void *bytes, uint32_t len, uint32_t imm,
+                                                uint32_t flags, uint64_t timeout_ns, uint64_t *ticket);
+
+/* Receiving, with a QP that was made with a receive queue. Receives are numbered from 0 by their tickets, and are filled in that order. */
+
+/* How a message came. */
+#ifndef DOORBELL_ARRIVAL_SEND
+#define DOORBELL_ARRIVAL_WRITE_IMM 1u
+#define DOORBELL_ARRIVAL_SEND 2u
+#define DOORBELL_ARRIVAL_SEND_IMM 3u
+#endif
+typedef struct doorbell_received {
+    uint64_t ticket;   /* of its receive */
+    uint32_t arrival;  /* DOORBELL_ARRIVAL_*; 0: none has come yet (db_recv_poll) */
+    uint32_t bytes;    /* of the message */
+    uint32_t imm;      /* its immediate; 0 without one */
+    uint32_t reserved;
+} doorbell_received;
+
+/* Posts a receive for a message of at most len bytes; of 0, for messages without bytes and for db_write_imm. */
+DOORBELL_DEVICE_API uint64_t db_recv_post(doorbell_qp_t q, uint64_t laddr, uint32_t lkey, uint64_t len, uint32_t flags,
+                                          uint64_t timeout_ns, uint64_t *ticket);
+/* Posts the next n receives with the memory that they had a lap ago. The ticket is the last one's. */
+DOORBELL_DEVICE_API uint64_t db_recv_repost(doorbell_qp_t q, uint32_t n, uint32_t flags, uint64_t timeout_ns,
+                                            uint64_t *ticket);
+/* Looks once whether a message has taken the receive with ticket which. */
+DOORBELL_DEVICE_API uint64_t db_recv_poll(doorbell_qp_t q, uint64_t which, doorbell_received *received);
+/* Waits for it, at most timeout_ns; its bytes are visible to the caller then. Take what it says before the receive's slot is posted again. */
+DOORBELL_DEVICE_API uint64_t db_recv_wait(doorbell_qp_t q, uint64_t which, uint64_t timeout_ns, doorbell_received *received);
 
 /* Waiting, at most timeout_ns. */
 

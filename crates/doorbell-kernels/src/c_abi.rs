@@ -4,7 +4,8 @@
 //! function stores its ticket. They are small: each hands an operation as data to one function that is not inlined.
 
 use doorbell_device::{
-    Arch, Deadline, Error, Fetch, Key, Local, Masked, Post, Qp, QpHandle, Remote, Ticket, Wr,
+    Arch, Deadline, Error, Fetch, Key, Local, Masked, Post, Qp, QpHandle, Received, RecvQueue,
+    Remote, Ticket, Wr,
     nvptx::Gpu,
     scope::{Sharing, Thread, sharing},
 };
@@ -17,6 +18,9 @@ const NO_RING: u32 = 4;
 const NO_SPACE_CHECK: u32 = 8;
 const SIGNAL_LAST: u32 = 16;
 
+/// Words of the largest inline SEND.
+const INLINE: usize = 11;
+
 /// What a call does.
 #[derive(Clone, Copy)]
 enum Call {
@@ -27,6 +31,14 @@ enum Call {
         counter: Remote,
         add: u64,
     },
+    /// A SEND whose bytes are in the call.
+    SendInline {
+        words: [u32; INLINE],
+        len: u32,
+        imm: Option<u32>,
+    },
+    RecvPost(Local),
+    RecvRepost(u32),
     Ring,
     Flush,
     Wait(u64),
@@ -77,8 +89,20 @@ unsafe fn call_as<M: Sharing>(q: QpHandle, call: &Call, how: Post) -> Result<u64
             return Qp::<Gpu, Thread, M>::wait_at(Gpu, q, Ticket(which), how.deadline)
                 .map(|()| which);
         }
+        if let Call::RecvPost(_) | Call::RecvRepost(_) = call {
+            let recv = RecvQueue::<Gpu, Thread, M>::new(Gpu, q)?;
+            return match *call {
+                Call::RecvPost(local) => recv.recv_post(local, how.deadline),
+                Call::RecvRepost(n) => recv.recv_repost(n, how.deadline),
+                _ => Err(Error::INVALID),
+            }
+            .map(|t| t.0);
+        }
         let qp = Qp::<Gpu, Thread, M>::new(Gpu, q)?;
         match *call {
+            Call::SendInline { words, len, imm } => {
+                qp.send_inline(words, len, imm, how).map(|t| t.0)
+            }
             Call::PutCounter {
                 remote,
                 local,
@@ -90,7 +114,9 @@ unsafe fn call_as<M: Sharing>(q: QpHandle, call: &Call, how: Post) -> Result<u64
             Call::Ring => qp.ring(how.deadline).map(|()| 0),
             Call::Flush => qp.flush(how.deadline).map(|()| 0),
             Call::Poll(which) => qp.poll(Ticket(which)).map(u64::from),
-            Call::Post(_) | Call::Wait(_) => Err(Error::INVALID),
+            Call::Post(_) | Call::Wait(_) | Call::RecvPost(_) | Call::RecvRepost(_) => {
+                Err(Error::INVALID)
+            }
         }
     }
 }
@@ -134,6 +160,17 @@ const fn fetch(addr: u64, key: u32) -> Fetch {
         addr,
         key: Key(key),
     }
+}
+
+/// The first `len` bytes at `bytes` in words, in memory order; none if they are too many.
+#[inline(always)]
+unsafe fn words(bytes: *const u8, len: u32) -> [u32; INLINE] {
+    let mut words = [0; INLINE];
+    for at in 0..(len as usize).min(4 * INLINE) {
+        // SAFETY: the C caller's promise: `len` bytes.
+        words[at / 4] |= u32::from(unsafe { *bytes.add(at) }) << (8 * (at % 4));
+    }
+    words
 }
 
 functions! {
@@ -201,6 +238,24 @@ functions! {
             swap: Masked { compare, compare_mask, swap, swap_mask },
             to: fetch(laddr, lkey),
         });
+    /// RDMA WRITE with immediate.
+    fn db_write_imm(raddr: u64, rkey: u32, laddr: u64, lkey: u32, len: u64, imm: u32) =
+        Call::Post(Wr::PutImm { remote: remote(raddr, rkey), local: local(laddr, lkey, len), imm });
+    /// SEND.
+    fn db_send(laddr: u64, lkey: u32, len: u64) = Call::Post(Wr::Send { local: local(laddr, lkey, len) });
+    /// SEND with immediate.
+    fn db_send_imm(laddr: u64, lkey: u32, len: u64, imm: u32) =
+        Call::Post(Wr::SendImm { local: local(laddr, lkey, len), imm });
+    /// SEND of bytes that travel inside the request.
+    fn db_send_inline(bytes: *const u8, len: u32) =
+        Call::SendInline { words: words(bytes, len), len, imm: None };
+    /// The same with an immediate.
+    fn db_send_inline_imm(bytes: *const u8, len: u32, imm: u32) =
+        Call::SendInline { words: words(bytes, len), len, imm: Some(imm) };
+    /// Posts a receive.
+    fn db_recv_post(laddr: u64, lkey: u32, len: u64) = Call::RecvPost(local(laddr, lkey, len));
+    /// Posts receives as they were a lap ago.
+    fn db_recv_repost(n: u32) = Call::RecvRepost(n);
     /// Nothing, in its turn.
     fn db_nop() = Call::Post(Wr::Nop);
     /// Rings for what was posted without ringing.
@@ -227,4 +282,74 @@ pub unsafe extern "C" fn db_wait_signal(at: *const u64, value: u64, timeout_ns: 
         }
     }
     0
+}
+
+/// `doorbell_received`: 24 bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CReceived {
+    ticket: u64,
+    arrival: u32,
+    bytes: u32,
+    imm: u32,
+    reserved: u32,
+}
+
+const _: () = assert!(size_of::<CReceived>() == 24);
+
+/// Tells what took a receive, or that nothing has yet.
+unsafe fn tell(got: Result<Option<Received>, Error>, which: u64, out: *mut CReceived) -> u64 {
+    let got = match got {
+        Ok(got) => got,
+        Err(e) => return e.code(),
+    };
+    if !out.is_null() {
+        let said = got.map_or((0, 0, 0), |r| (r.arrival as u32, r.bytes, r.imm));
+        let (arrival, bytes, imm) = said;
+        // SAFETY: the C caller's promise: null, or a structure of its own.
+        unsafe {
+            *out = CReceived {
+                ticket: which,
+                arrival,
+                bytes,
+                imm,
+                reserved: 0,
+            };
+        }
+    }
+    0
+}
+
+/// Looks whether a message has taken the receive with ticket `which`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn db_recv_poll(q: QpHandle, which: u64, out: *mut CReceived) -> u64 {
+    // SAFETY: the C caller's promise. Looking is the same in every sharing mode.
+    unsafe {
+        let got = RecvQueue::<Gpu, Thread, sharing::Gpu>::new(Gpu, q)
+            .and_then(|recv| recv.recv_poll(Ticket(which)));
+        tell(got, which, out)
+    }
+}
+
+/// Waits for the message that takes the receive with ticket `which`.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn db_recv_wait(
+    q: QpHandle,
+    which: u64,
+    timeout_ns: u64,
+    out: *mut CReceived,
+) -> u64 {
+    let deadline = Deadline::after(Gpu, timeout_ns);
+    // SAFETY: as for `db_recv_poll`.
+    unsafe {
+        let got = RecvQueue::<Gpu, Thread, sharing::Gpu>::new(Gpu, q)
+            .and_then(|recv| recv.recv_wait(Ticket(which), deadline));
+        tell(got.map(Some), which, out)
+    }
 }
