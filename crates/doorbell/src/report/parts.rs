@@ -34,7 +34,7 @@ impl EventReport {
 
     /// In words, without the time.
     pub fn text(&self) -> String {
-        let last = self.from + u64::from(self.slots.max(1)) - 1;
+        let last = self.from.saturating_add(u64::from(self.slots.max(1)) - 1);
         let slots = match self.slots {
             0 | 1 => format!("slot {}", self.from),
             _ => format!("slots {} to {last}", self.from),
@@ -250,12 +250,14 @@ pub(super) fn pending(
         let slots = u64::from(ctrl.slots()).max(1);
         let mut chunks = Vec::with_capacity(usize::from(ctrl.ds));
         for more in 0..slots {
-            let Some(bytes) = slot(at + more) else { break };
+            let Some(bytes) = slot(at.wrapping_add(more)) else {
+                break;
+            };
             chunks.extend(bytes.as_chunks::<16>().0.iter().map(Chunk::from_bytes));
         }
         chunks.truncate(usize::from(ctrl.ds));
         found.push(one(at, &ctrl, &chunks, events));
-        at += slots;
+        at = at.saturating_add(slots);
     }
     found
 }
@@ -305,4 +307,22 @@ pub(super) fn first_sight(events: &[EventReport], slot: u64) -> Option<u64> {
         })
         .map(|e| e.at_ns)
         .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_another_process_may_be_anything() {
+        let event = EventReport {
+            at_ns: u64::MAX,
+            kind: "rung".into(),
+            from: u64::MAX,
+            slots: u32::MAX,
+            value: u32::MAX,
+        };
+        assert!(event.text().contains("rung") && !event.covers(0));
+        assert!(pending(1, (u64::MAX - 1, u64::MAX), &[], |_| None).is_empty());
+    }
 }

@@ -142,7 +142,7 @@ fn queue_pair(qp: &QpRecord, memory: Option<&File>) -> QpReport {
         Some(bytes)
     };
     let slot = |index: u64| -> Option<[u8; 64]> {
-        let offset = index % u64::from(qp.depth) * 64;
+        let offset = index % u64::from(qp.depth.max(1)) * 64;
         if let Some(bytes) = peek(qp.addresses[0].wrapping_add(offset)) {
             return Some(bytes);
         }
@@ -193,13 +193,13 @@ fn queue_pair(qp: &QpRecord, memory: Option<&File>) -> QpReport {
         rung: qp.rung,
         completed: qp.completed,
     };
-    let end = qp
-        .posted
-        .max(poster.map_or(0, |p| p.ready.min(qp.completed + u64::from(qp.depth))));
+    let end = qp.posted.max(poster.map_or(0, |p| {
+        p.ready.min(qp.completed.saturating_add(qp.depth.into()))
+    }));
     let per_slot = qp.cq == CqKind::PerSlot;
     let cqe = qp.completed.checked_sub(1).and_then(|last| {
         let offset = match per_slot {
-            true => last % u64::from(qp.depth) * 64,
+            true => last % u64::from(qp.depth.max(1)) * 64,
             false => 0,
         };
         let bytes =
@@ -230,7 +230,7 @@ fn queue_pair(qp: &QpRecord, memory: Option<&File>) -> QpReport {
         record,
         doorbell,
         next: (qp.completed < end)
-            .then(|| super::next_text(|n| slot(qp.completed + n)))
+            .then(|| super::next_text(|n| slot(qp.completed.wrapping_add(n))))
             .flatten(),
         cqe,
         error: QpFault::from_word(qp.error).map(|fault| fault.to_string()),

@@ -230,6 +230,10 @@ fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport,
     writeln!(writer, "{SCHEMA}{more}").map_err(os)?;
     let mut text = Vec::new();
     read_until(&stream, until, &mut text).map_err(os)?;
+    if text.is_empty() {
+        let ended = io::Error::new(io::ErrorKind::UnexpectedEof, "it ended while it was asked");
+        return Err(os(ended));
+    }
     parse(pid, &text)
 }
 
@@ -291,7 +295,26 @@ fn parse(pid: u32, text: &[u8]) -> Result<ProcessReport, ReportError> {
             version: name.version,
         });
     }
-    serde_json::from_slice(text).map_err(nonsense)
+    let mut report: serde_json::Value = serde_json::from_slice(text).map_err(nonsense)?;
+    disarm(&mut report);
+    serde_json::from_value(report).map_err(nonsense)
+}
+
+/// What is read from a report is shown on a terminal: characters that would command it are replaced.
+fn disarm(value: &mut serde_json::Value) {
+    use serde_json::Value;
+    match value {
+        Value::String(text) if text.chars().any(|c| c.is_control() && c != '\n') => {
+            let shown = |c: char| match c.is_control() && c != '\n' {
+                true => '\u{fffd}',
+                false => c,
+            };
+            *text = text.chars().map(shown).collect();
+        }
+        Value::Array(all) => all.iter_mut().for_each(disarm),
+        Value::Object(all) => all.iter_mut().for_each(|(_, v)| disarm(v)),
+        _ => {}
+    }
 }
 
 /// Processes of this network namespace that would answer.
@@ -460,6 +483,14 @@ mod tests {
         ] {
             assert!(matches!(parse(4, text), Err(ReportError::Nonsense { .. })));
         }
+    }
+
+    #[test]
+    fn what_is_shown_does_not_command_the_terminal() {
+        let mut report = serde_json::json!({"a": ["\u{1b}[31mred\n", {"b": "fine é"}], "n": 7});
+        disarm(&mut report);
+        let plain = serde_json::json!({"a": ["\u{fffd}[31mred\n", {"b": "fine é"}], "n": 7});
+        assert_eq!(report, plain);
     }
 
     #[test]
