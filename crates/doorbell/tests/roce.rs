@@ -428,3 +428,23 @@ fn a_queue_pair_grants_only_what_it_was_made_for() {
     let fault = qp_a.error().unwrap();
     assert_eq!(fault.syndrome(), doorbell::Syndrome::REMOTE_ACCESS);
 }
+
+/// A receiver that posts no receive costs the tries that were agreed, and whoever waits reads why.
+#[test]
+fn a_receiver_that_is_never_ready_is_told_to_who_waits() {
+    let (a, b) = (bench(config(), 4096), bench(config(), 4096));
+    let ((qp_a, at_a), (qp_b, at_b)) = (half(&a), half(&b));
+    let doorbell::Destination::Roce(mut to) = a.device.destination(&at_b).unwrap() else {
+        panic!("a RoCE endpoint leads to a RoCE destination");
+    };
+    to.agreed.local.rnr_retry = 1;
+    let qp_a = qp_a.connect(&doorbell::Destination::Roce(to)).unwrap();
+    let qp_b = qp_b.connect(&b.device.destination(&at_a).unwrap()).unwrap();
+    let syndrome = failing(&qp_a, |q, how| {
+        q.send(local(&a.source, 0, 8), how).unwrap();
+    });
+    assert_eq!(syndrome, doorbell::Syndrome::RNR_RETRY.0);
+    let text = qp_a.error().unwrap().to_string();
+    assert!(text.contains("receive"), "{text}");
+    assert_eq!(qp_b.state(), QpState::Ready);
+}
