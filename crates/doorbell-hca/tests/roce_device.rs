@@ -6,7 +6,7 @@ mod common;
 mod device;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{MockQp, Options, PATIENCE, Region, Replay, Rig, seed};
@@ -368,6 +368,16 @@ fn signals_follow_what_they_announce() {
             Place::new(&b.rig, None, 64),
             Place::new(&b.rig, Some((&device, 8192)), 64),
         ];
+        // Whoever looks on the device, between two copies, sees the data with the flag that announces it.
+        let early = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&early);
+        device.watch(move |memory| {
+            let flag = u64::from_le_bytes(memory[8192..8200].try_into().expect("eight"));
+            // What comes later is larger.
+            if memory[8..8192].iter().any(|byte| *byte < flag as u8) {
+                seen.store(true, Ordering::Relaxed);
+            }
+        });
         for round in 1..=20u64 {
             for (i, flag) in flags.iter().enumerate() {
                 let value = round * 4 + i as u64;
@@ -411,6 +421,10 @@ fn signals_follow_what_they_announce() {
                 assert!(until(&a, &b, || a.qp.completion(at).is_some()));
             }
         }
+        assert!(
+            !early.load(Ordering::Relaxed),
+            "on the device the signal came first"
+        );
     }
 }
 

@@ -431,6 +431,14 @@ fn ends_that_go_in_the_middle_of_a_message() {
             // Whether all of it had been handed over or not: the receive is complete, or nobody has it.
             if far.received(receive).is_none() {
                 assert!(far.receive_error(receive).is_none());
+                // Somebody else may have it.
+                let mut third = ends.b.rig.qp_with(options());
+                third.connect(far);
+                let at = third.go(Wqe::send_inline(b"mine").expect("short"));
+                assert!(ends.until(|| third.completion(at).is_some()), "lap {lap}");
+                third.wait(&ends.b.rig, at);
+                assert_eq!(far.received(receive).map(|r| r.byte_cnt), Some(4));
+                let receive = ends.far.post_receive(&[dst.local(0, 8)]);
                 ends.far
                     .hca_qp()
                     .fail(Fault::Destroyed, PATIENCE)

@@ -9,6 +9,9 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 /// Device addresses begin here: nothing is mapped there.
 pub(crate) const BASE: u64 = 0x00d0_0000_0000_0000;
 
+/// Sees the memory after each single copy, as a thread on the device might.
+type Watch = Box<dyn FnMut(&[u8]) + Send>;
+
 /// A device with a copy engine that moves a batch when it has been polled often enough.
 pub(crate) struct Device {
     memory: Mutex<Vec<u8>>,
@@ -17,6 +20,7 @@ pub(crate) struct Device {
     polls: u32,
     random: Option<Mutex<StdRng>>,
     ordered: bool,
+    watch: Mutex<Option<Watch>>,
     pub(crate) stuck: AtomicBool,
     pub(crate) broken: AtomicBool,
     /// Copies so far, and batches.
@@ -49,11 +53,17 @@ impl Device {
             polls,
             random: None,
             ordered,
+            watch: Mutex::default(),
             stuck: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             copies: AtomicU64::new(0),
             good: AtomicU64::new(u64::MAX),
         }
+    }
+
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub(crate) fn watch(&self, watch: impl FnMut(&[u8]) + Send + 'static) {
+        *self.watch.lock().expect("not poisoned") = Some(Box::new(watch));
     }
 
     fn memory(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -79,6 +89,9 @@ impl Device {
                     std::ptr::copy(op.src as *const u8, memory[to..to + len].as_mut_ptr(), len)
                 };
             }
+        }
+        if let Some(watch) = &mut *self.watch.lock().expect("not poisoned") {
+            watch(&memory);
         }
     }
 
