@@ -298,17 +298,18 @@ fn results_are_written_to_a_file_too() {
 
 #[test]
 fn a_run_that_cannot_finish_in_time_says_why_and_fails() {
-    // Nobody drives the engine while a proxy-less kernel posts: more threads than any machine runs
-    // would do, but a time-out below a scheduler's tick is surer.
+    // The doorbell of one put is lost: nothing happens from there on, and the time-out is about that.
     let output = run(&[
         "perf",
         "put-lat",
         "--iters",
         "1000000",
         "--timeout",
-        "0.001",
+        "0.5",
         "--gpu",
         "host",
+        "--fault",
+        "wqe=1000: drop-doorbell",
     ]);
     let (out, err) = texts(&output);
     assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
