@@ -19,7 +19,7 @@ const VERSION: u16 = 1;
 pub struct Handle {
     /// Known to the ranks of this communicator alone.
     pub secret: [u8; 16],
-    /// Its host and network name space; see [`host`].
+    /// Its host and network name space, as one number that both ends derive alike.
     pub host: u64,
     /// Where it listens for ranks of other hosts.
     pub address: SocketAddr,
