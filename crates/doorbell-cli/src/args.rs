@@ -526,8 +526,8 @@ pub(crate) struct PerfArgs {
     #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10", help_heading = "Set-up")]
     pub(crate) timeout: Duration,
 
-    /// Where the second process of `--link shm` runs its kernels [default: host, or the next
-    /// CUDA device if payloads are in GPU memory]
+    /// Where the second process on this host runs its kernels [default: host, or the next CUDA
+    /// device if payloads are in GPU memory; over roce the same one where there is only one]
     #[arg(long, value_name = "GPU", value_parser = gpu, help_heading = "Set-up")]
     pub(crate) peer_gpu: Option<GpuSelect>,
 

@@ -37,6 +37,8 @@ pub struct GpuInfo {
     pub backend: Backend,
     /// CUDA ordinal in this process.
     pub ordinal: Option<u32>,
+    /// CUDA devices that this process sees; 0 on the host GPU.
+    pub visible: u32,
     /// Streaming multiprocessors; on the host GPU, CPU cores this process may use.
     pub sm_count: u32,
     /// Compute capability (major, minor).

@@ -85,6 +85,32 @@ fn memory_of_all_kinds_is_zeroed_and_copied() {
 }
 
 #[test]
+fn memory_that_is_pinned_already_is_taken_as_it_is_and_left_to_its_owner() {
+    let mock = Mock::build("pinned_elsewhere", &[]);
+    let gpu = mock.open();
+    let owner = gpu.alloc(MemKind::PinnedHost, 4096).unwrap();
+    let at = owner.host_ptr().unwrap();
+    let live = mock.get("live");
+    // SAFETY: the owner outlives every registration here.
+    let register = |len| unsafe { gpu.register_host(at, len) };
+    let mine = register(4096).unwrap();
+    assert_eq!(mine.device_addr(), owner.device_addr());
+    drop(mine);
+    assert_eq!(mock.get("live"), live);
+    // Longer than what is pinned: nobody would lock the rest.
+    let error = register(8192).unwrap_err();
+    assert!(error.to_string().contains("cuMemHostRegister"), "{error}");
+    // What was registered is its registrar's to give back: an error as before.
+    let foreign = NonNull::from(Box::leak(Box::new([0u64; 8]))).cast();
+    // SAFETY: leaked memory is valid for ever.
+    let register = || unsafe { gpu.register_host(foreign, 64) };
+    let first = register().unwrap();
+    let error = register().unwrap_err();
+    assert!(error.to_string().contains("registered already"), "{error}");
+    drop(first);
+}
+
+#[test]
 fn frees_wait_for_running_kernels() {
     let mock = Mock::build("deferred", &[]);
     let gpu = mock.open();

@@ -192,8 +192,15 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
     let gpu = match (&args.peer_gpu, args.mem) {
         (Some(gpu), _) => *gpu,
         (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
-            let ordinal = bench.device.gpu_info().ordinal.unwrap_or(0);
-            GpuSelect::Cuda(Some(ordinal + 1))
+            let gpu = bench.device.gpu_info();
+            let own = gpu.ordinal.unwrap_or(0);
+            GpuSelect::Cuda(Some(match gpu.visible {
+                // The only one serves both ends where packets are between them. Over shared memory a copy within one GPU would wait for
+                // its kernels, so the second process asks for another, and says that there is none.
+                0 | 1 if args.link.kind == Link::Roce => own,
+                0 | 1 => own + 1,
+                visible => (own + 1) % visible,
+            }))
         }
         (None, _) => GpuSelect::Host,
     };

@@ -102,6 +102,7 @@ pub(crate) fn describe(driver: &Driver, device: CuDevice, ordinal: u32) -> Resul
         name,
         backend: Backend::Cuda,
         ordinal: Some(ordinal),
+        visible: count(driver)?,
         sm_count: get(attribute::MULTIPROCESSOR_COUNT),
         compute_capability: Some((
             get(attribute::COMPUTE_CAPABILITY_MAJOR),

@@ -29,6 +29,8 @@ pub(crate) enum Memory {
     Ipc { addr: CuDevicePtr },
     /// `cuMemHostRegister`.
     Registered { host: HostPtr },
+    /// Page-locked by somebody else (`cudaMallocHost`), who will unlock it.
+    PinnedElsewhere { host: HostPtr },
 }
 
 /// A pointer that may travel between threads.
@@ -80,7 +82,8 @@ impl Memory {
         }
     }
 
-    /// Page-locks foreign host memory and maps it for the device.
+    /// Page-locks foreign host memory and maps it for the device. What `cudaMallocHost` made (PyTorch's pinned tensors, for instance) is
+    /// page-locked and mapped already, and taken as it is.
     ///
     /// # Safety
     /// `host` is valid for `len` bytes until the registration was freed.
@@ -95,11 +98,19 @@ impl Memory {
             let flags = HOST_PORTABLE | HOST_DEVICE_MAP;
             (current.cuMemHostRegister_v2)(host.as_ptr().cast(), len, flags)
         };
-        current.check("cuMemHostRegister", code, || {
-            format!("{len} bytes at {host:p}")
-        })?;
-        let memory = Self::Registered {
-            host: HostPtr(host),
+        let memory = if code == INVALID_VALUE
+            && ranges::pinned(&current, host.addr().get() as u64, len as u64)
+        {
+            Self::PinnedElsewhere {
+                host: HostPtr(host),
+            }
+        } else {
+            current.check("cuMemHostRegister", code, || {
+                format!("{len} bytes at {host:p}")
+            })?;
+            Self::Registered {
+                host: HostPtr(host),
+            }
         };
         match device_addr(&current, host) {
             Ok(addr) => Ok((memory, addr)),
@@ -239,14 +250,16 @@ impl Memory {
             | Self::Pinned { addr, .. }
             | Self::Vmm { addr, .. }
             | Self::Ipc { addr } => addr,
-            Self::Registered { .. } => 0,
+            Self::Registered { .. } | Self::PinnedElsewhere { .. } => 0,
         }
     }
 
     /// The address that the CPU uses.
     pub(crate) fn host(&self) -> Option<NonNull<u8>> {
         match self {
-            Self::Pinned { host, .. } | Self::Registered { host } => Some(host.0),
+            Self::Pinned { host, .. }
+            | Self::Registered { host }
+            | Self::PinnedElsewhere { host } => Some(host.0),
             _ => None,
         }
     }
@@ -260,6 +273,7 @@ impl Memory {
                 Self::Pinned { host, .. } => (current.cuMemFreeHost)(host.0.as_ptr().cast()),
                 Self::Ipc { addr } => (current.cuIpcCloseMemHandle)(addr),
                 Self::Registered { host } => (current.cuMemHostUnregister)(host.0.as_ptr().cast()),
+                Self::PinnedElsewhere { .. } => SUCCESS,
                 Self::Vmm {
                     addr,
                     mapped,

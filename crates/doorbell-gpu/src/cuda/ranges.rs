@@ -83,6 +83,13 @@ pub(super) fn allocation(current: &Current<'_>, addr: u64, len: u64) -> Result<(
     }
 }
 
+/// Whether the driver has page-locked a whole range of host memory already.
+pub(super) fn pinned(current: &Current<'_>, addr: u64, len: u64) -> bool {
+    let end = addr.checked_add(len);
+    ask(current, addr, len)
+        .is_ok_and(|range| range.place == Place::Host && end.is_some_and(|end| end <= range.end))
+}
+
 fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let mut kind: c_uint = 0;
     let mut managed: c_uint = 0;

@@ -103,6 +103,7 @@ const _: () = {
 };
 
 pub(crate) const SUCCESS: CuResult = 0;
+pub(crate) const INVALID_VALUE: CuResult = 1;
 pub(crate) const ERROR_NO_DEVICE: CuResult = 100;
 pub(crate) const ERROR_NOT_FOUND: CuResult = 500;
 pub(crate) const ERROR_NOT_READY: CuResult = 600;

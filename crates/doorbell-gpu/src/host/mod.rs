@@ -41,6 +41,7 @@ impl HostGpu {
             name: "host threads".to_owned(),
             backend: Backend::Host,
             ordinal: None,
+            visible: 0,
             sm_count: u32::try_from(cores).unwrap_or(u32::MAX),
             compute_capability: None,
             pci_bus_id: None,

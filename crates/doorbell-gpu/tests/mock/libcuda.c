@@ -27,7 +27,7 @@ enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, 
 #define DEVICES 2
 #endif
 
-struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ };
+struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ int registered; };
 struct stream { int priority; P wait_flag; };
 struct event { int recorded; P wait_flag; };
 struct function { char name[64]; int loaded; };
@@ -283,8 +283,10 @@ R cuMemHostGetDevicePointer_v2(P *d, void *p, unsigned flags) { ENTER; (void)fla
 R cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
     ENTER;
     (void)flags;
-    if (find((P)p)) return 712;
+    struct range *r = find((P)p);
+    if (r) return r->registered ? 712 : INVALID; /* what it allocated itself is invalid, as the driver has it */
     add((P)p, size, 1);
+    find((P)p)->registered = 1;
     return OK;
 }
 R cuMemHostUnregister(void *p) { ENTER; return gone((P)p, "memory unregistered while a kernel runs"); }

@@ -241,7 +241,7 @@ impl fmt::Debug for Job {
             Work::Copy { .. } => "copy",
             Work::Atomic { .. } | Work::Word { .. } => "atomic",
         };
-        write!(f, "{what} {:#x} of QP {:#x}", self.cookie, self.qp)
+        write!(f, "{what} {:#x} of QP {:#08x}", self.cookie, self.qp)
     }
 }
 

@@ -240,7 +240,7 @@ impl EngineQp {
                 core,
                 rule,
                 action,
-                &format!("at QP {:#x} WQE {at}", qpn.get()),
+                &format!("at QP {:#08x} WQE {at}", qpn.get()),
             );
         }
         self.aim();

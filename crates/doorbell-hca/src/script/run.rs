@@ -65,7 +65,7 @@ impl fmt::Display for Firing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fault script rule {} ({}) fired", self.rule, self.text)?;
         if let Some(qpn) = self.qpn {
-            write!(f, " at QP {:#x}", qpn.get())?;
+            write!(f, " at QP {:#08x}", qpn.get())?;
         }
         if let Some(index) = self.index {
             let what = if self.receive { "receive" } else { "WQE" };

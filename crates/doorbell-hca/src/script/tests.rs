@@ -223,7 +223,7 @@ fn counts_seeds_and_ranks() {
     assert_eq!(
         rules,
         [
-            "fault script rule 1 (n=2: fail=1) fired at QP 0x42 WQE 7; 2 times in all",
+            "fault script rule 1 (n=2: fail=1) fired at QP 0x000042 WQE 7; 2 times in all",
             "fault script rule 2 (: fail=2) has not fired"
         ]
     );

@@ -61,7 +61,7 @@ impl fmt::Debug for ShmLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "QP {:#x} to QP {:#x} of {:?}",
+            "QP {:#08x} to QP {:#08x} of {:?}",
             self.local.qpn, self.local.peer_qpn, self.peer
         )
     }

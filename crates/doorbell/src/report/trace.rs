@@ -197,7 +197,7 @@ fn engine(sink: &mut Sink<'_>, pid: u32, d: u64, device: &DeviceReport) -> io::R
                 false => (begin, begin + MARK),
             };
             free = to;
-            let name = format!("{} {} of QP {:#x}", turn.what, turn.slots, turn.qpn);
+            let name = format!("{} {} of QP {:#08x}", turn.what, turn.slots, turn.qpn);
             let args = json!({"first_slot": turn.from, "slots": turn.slots, "bytes": turn.bytes});
             sink.slice((pid, tid), &name, (from, to), &args)?;
             if let Some(flow) = turn.flow {
@@ -229,9 +229,9 @@ fn poster(
         "thread_name",
         pid,
         tid,
-        &format!("QP {:#x}{link}: posted", qp.qpn),
+        &format!("QP {:#08x}{link}: posted", qp.qpn),
     )?;
-    let counter = format!("QP {:#x} outstanding", qp.qpn);
+    let counter = format!("QP {:#08x} outstanding", qp.qpn);
     let (mut rung, mut completed) = (0u64, 0u64);
     // Rings whose work is not executed yet: first slot, end, when, arrow.
     let mut rings: Vec<(u64, u64, u64, u64)> = Vec::new();
