@@ -301,7 +301,9 @@ fn environment(
         git: option_env!("DOORBELL_GIT").map(str::to_owned),
         profile: option_env!("DOORBELL_PROFILE").map(str::to_owned),
         target: option_env!("DOORBELL_TARGET").map(str::to_owned),
-        command: std::env::args().collect(),
+        command: std::env::args_os()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect(),
         started,
         kernel: machine.kernel.clone(),
         cpu: machine.cpu.clone(),

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use doorbell_device::layout::{CqKind, ErrorWord, NicHandler};
@@ -268,9 +268,18 @@ pub struct RegionRecord {
     pub on_gpu: bool,
 }
 
+/// Opens what is at a path, whatever it is, without waiting: for a FIFO's writer, for instance.
+fn look(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOFOLLOW;
+    File::options()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+}
+
 /// The head of a file, if it is one of a record.
 pub(super) fn head_of(path: &Path) -> Option<Vec<u64>> {
-    let file = File::open(path).ok()?;
+    let file = look(path).ok()?;
     let words = words(&file, 0, layout::HEAD_WORDS).ok()?;
     let ok = words[head::MAGIC] == layout::MAGIC && words[head::COMPLETE] == 1;
     ok.then_some(words)
@@ -297,7 +306,7 @@ impl Record {
             path: path.to_owned(),
             what: what.to_owned(),
         };
-        let file = File::open(path).map_err(os)?;
+        let file = look(path).map_err(os)?;
         let is = file.metadata().map_err(os)?;
         let uid = rustix::process::geteuid();
         if !is.is_file() || (is.uid() != uid.as_raw() && !uid.is_root()) {
@@ -519,4 +528,23 @@ fn events(block: &[u64], newest: u64, log_events: u32, scale: &Scale) -> Vec<Eve
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused_without_waiting_for_it() {
+        let path = std::env::temp_dir().join(format!("doorbell-fifo-{}", std::process::id()));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
+        // Without a writer, an ordinary open would wait for ever.
+        let head = head_of(&path);
+        let error = Record::open(&path).err().expect("it is no record");
+        let _ = std::fs::remove_file(&path);
+        assert!(head.is_none());
+        assert!(error.to_string().contains("not a file"), "{error}");
+    }
 }

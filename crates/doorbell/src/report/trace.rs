@@ -447,8 +447,8 @@ mod tests {
         for part in [
             "2 written, not rung",
             "rank 1: job --x /tmp/y",
-            "execute 2 of QP 0x42",
-            "QP 0x42 to 0x77 by shm",
+            "execute 2 of QP 0x000042",
+            "QP 0x000042 to 0x77 by shm",
         ] {
             assert!(text.contains(part), "{part}");
         }
