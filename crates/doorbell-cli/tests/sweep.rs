@@ -288,3 +288,36 @@ fn compare_refuses_other_machines_and_other_files() {
     assert_eq!(alone.status.code(), Some(0), "{stdout}");
     assert!(stdout.contains("1 have a single measurement"), "{stdout}");
 }
+
+#[test]
+fn a_fault_of_the_command_line_strikes_every_point_and_is_the_exit_status() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().to_str().expect("a path in UTF-8");
+    let rule = "wqe=20: drop-doorbell";
+    let output = run(&[
+        "sweep",
+        "--quick",
+        "--only",
+        "latency",
+        "--links",
+        "loopback",
+        "--repeat",
+        "2",
+        "--timeout",
+        "0.5",
+        "--fault",
+        rule,
+        "--out",
+        out,
+    ]);
+    let (stdout, stderr) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{stdout}\n{stderr}");
+    let results = results(folder.path());
+    assert_eq!(results["complete"], false);
+    for point in results["points"].as_array().expect("points") {
+        let command = point["command"].as_str().expect("a command");
+        assert!(command.contains(&format!("'--fault={rule}'")), "{command}");
+        let why = point["failed"].as_str().expect("it failed");
+        assert!(why.contains(rule), "{why}");
+    }
+}

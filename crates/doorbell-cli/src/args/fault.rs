@@ -40,6 +40,16 @@ impl FaultArgs {
         }
     }
 
+    /// The same options again, for a command that this one stands for.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let file = self
+            .file
+            .iter()
+            .map(|f| format!("--fault-file={}", f.display()));
+        let rules = self.rules.iter().map(|r| format!("--fault={r}"));
+        file.chain(rules).collect()
+    }
+
     /// Options for a second process that this one starts, whose rank is 1: the rules that are for it alone.
     pub(crate) fn for_second(&self) -> Vec<String> {
         let script = self.text().and_then(|text| load(&text).ok());

@@ -28,7 +28,13 @@ pub(crate) struct Series {
 impl Series {
     /// The command to repeat it.
     pub(crate) fn command(&self) -> String {
-        format!("doorbell perf {}", self.words.join(" "))
+        // A fault's rule has spaces in it.
+        let quoted = |word: &String| match word.contains(char::is_whitespace) {
+            true => format!("'{word}'"),
+            false => word.clone(),
+        };
+        let words: Vec<String> = self.words.iter().map(quoted).collect();
+        format!("doorbell perf {}", words.join(" "))
     }
 
     /// As `perf` takes it.
@@ -124,6 +130,7 @@ impl Plan<'_> {
         if let Some(cores) = device.hca_cores {
             all.extend(["--hca-cores".to_owned(), cores.to_string()]);
         }
+        all.extend(device.fault.words());
         all.extend([
             "--timeout".to_owned(),
             self.args.timeout.as_secs_f64().to_string(),

@@ -26,6 +26,15 @@ const MINUTE: Duration = Duration::from_secs(54);
 /// Half of the figures scatter by more than this share: a machine with other work.
 const NOISY: f64 = 0.2;
 
+/// What scripts are told: that a point failed counts however the sweep ended, unless a signal ended it.
+fn verdict(early: Option<End>, failed: bool) -> End {
+    match early {
+        Some(End::Interrupted) => End::Interrupted,
+        _ if failed => End::Failed,
+        early => early.unwrap_or(End::Done),
+    }
+}
+
 /// How a sweep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -176,10 +185,7 @@ impl<'a> Sweep<'a> {
             ));
         }
         self.results.complete = end.is_none() && !self.failed;
-        Ok(end.unwrap_or(match self.failed {
-            true => End::Failed,
-            false => End::Done,
-        }))
+        Ok(verdict(end, self.failed))
     }
 
     fn remark(&mut self, text: &str) {
@@ -376,4 +382,18 @@ fn environment(args: &SweepArgs, machine: &Machine) -> Result<(Environment, bool
     // These differ from point to point.
     (environment.handler, environment.cq, environment.queue_mem) = (None, None, None);
     Ok((environment, lab.gpu_is_cuda(&case)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_that_failed_is_told_however_the_sweep_ended() {
+        assert_eq!(verdict(Some(End::OutOfTime), true), End::Failed);
+        assert_eq!(verdict(None, true), End::Failed);
+        assert_eq!(verdict(Some(End::Interrupted), true), End::Interrupted);
+        assert_eq!(verdict(Some(End::OutOfTime), false), End::OutOfTime);
+        assert_eq!(verdict(None, false), End::Done);
+    }
 }

@@ -542,7 +542,7 @@ mod tests {
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a FIFO");
         // Without a writer, an ordinary open would wait for ever.
         let head = head_of(&path);
-        let error = Record::open(&path).err().expect("it is no record");
+        let error = Record::open(&path).expect_err("it is no record");
         let _ = std::fs::remove_file(&path);
         assert!(head.is_none());
         assert!(error.to_string().contains("not a file"), "{error}");
