@@ -5,41 +5,20 @@
 //! cost beside an engine without it, in turns; to count instructions: `valgrind --tool=callgrind --toggle-collect='*measured*'
 //! target/release/examples/engine_rate --only inline8 --count 200000 [--record off]`.
 
+mod common;
+
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use common::Block;
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_hca::{
     Access, Addressing, Cores, CqConfig, Destination, DoorbellWord, Driver, Hca, HcaConfig, HcaQp,
     Memory, Mr, MrConfig, OnError, QpConfig, Shared, record::Recording,
 };
 use doorbell_wire::{Cqn, Local, Remote, Wqe};
-
-#[repr(align(64))]
-struct Line([AtomicU64; 8]);
-
-#[derive(Clone)]
-struct Block(Arc<[Line]>);
-
-impl Block {
-    fn new(bytes: usize) -> Self {
-        Self(
-            (0..bytes.div_ceil(64))
-                .map(|_| Line(Default::default()))
-                .collect(),
-        )
-    }
-
-    fn ptr(&self) -> Shared<u8> {
-        Shared::from_ptr(self.0.as_ptr().cast_mut().cast()).expect("not null")
-    }
-
-    fn word(&self, i: usize) -> &AtomicU64 {
-        &self.0[i / 8].0[i % 8]
-    }
-}
 
 struct Bench {
     hca: Hca,

@@ -5,11 +5,14 @@
 //! `get8`, `put64k`, `put1m`, `get1m`, `trip`, `trip2`, `threads8`, `threads1m`, `pair1m`. One thread's rates are per second of its CPU time; `pair1m` and
 //! `trip2` have a thread a side, each driving its own HCA.
 
+mod common;
+
 use std::net::UdpSocket;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use common::Block;
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_hca::roce::transport::{Config, Mtu};
 use doorbell_hca::roce::{PortConfig, RoceTarget};
@@ -23,27 +26,6 @@ use doorbell_wire::{Key, Local, Remote, Wqe};
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOG_DEPTH: u8 = 10;
 const DEPTH: u64 = 1 << LOG_DEPTH;
-
-#[repr(align(64))]
-struct Line([AtomicU64; 8]);
-
-#[derive(Clone)]
-struct Block(Arc<[Line]>);
-
-impl Block {
-    fn new(bytes: usize) -> Self {
-        let lines = bytes.div_ceil(64);
-        Self((0..lines).map(|_| Line(Default::default())).collect())
-    }
-
-    fn ptr(&self) -> Shared<u8> {
-        Shared::from_ptr(self.0.as_ptr().cast_mut().cast()).expect("not null")
-    }
-
-    fn word(&self, i: usize) -> &AtomicU64 {
-        &self.0[i / 8].0[i % 8]
-    }
-}
 
 /// An HCA, a queue pair, and the region its peer works on.
 struct Side {

@@ -4,13 +4,16 @@
 //! finding keys, the call or the list entry, the completion, the CQE. Usage:
 //! `cargo run --release -p doorbell-hca --example verbs_cost` (needs valgrind; `--once calls|list OPERATION COUNT` runs one without counting).
 
+mod common;
+
 use core::ffi::{c_int, c_void};
 use std::collections::VecDeque;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use common::Block;
 use doorbell_device::layout::{CqKind, NicHandler};
 use doorbell_hca::record::Recording;
 use doorbell_hca::verbs::library::Verbs;
@@ -20,7 +23,7 @@ use doorbell_hca::verbs::library::abi::{
 use doorbell_hca::verbs::{VerbsConfig, VerbsTarget};
 use doorbell_hca::{
     Access, Addressing, CqConfig, Destination, DoorbellWord, Hca, HcaConfig, Memory, MrConfig,
-    OnError, QpConfig, Shared,
+    OnError, QpConfig,
 };
 use doorbell_verbs_mock::{Config, Mock};
 use doorbell_wire::{Key, Local, Remote, Wqe};
@@ -116,30 +119,6 @@ unsafe extern "C" fn extended(qp: *mut RawQp) -> *mut RawQpEx {
         (*ex).complete = Some(complete);
     }
     ex
-}
-
-#[repr(align(64))]
-struct Line([AtomicU64; 8]);
-
-#[derive(Clone)]
-struct Block(Arc<[Line]>);
-
-impl Block {
-    fn new(bytes: usize) -> Self {
-        Self(
-            (0..bytes.div_ceil(64))
-                .map(|_| Line(Default::default()))
-                .collect(),
-        )
-    }
-
-    fn ptr(&self) -> Shared<u8> {
-        Shared::from_ptr(self.0.as_ptr().cast_mut().cast()).expect("not null")
-    }
-
-    fn word(&self, i: usize) -> &AtomicU64 {
-        &self.0[i / 8].0[i % 8]
-    }
 }
 
 /// What callgrind counts.
