@@ -2,13 +2,15 @@
 //! receives are filled by messages longer than a packet. (The operations one by one, and the ways to fail, are in `doorbell`'s tests.)
 
 mod common;
+#[path = "common/roce.rs"]
+mod net;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{MockQp, Options, PATIENCE, Rig};
-use doorbell_hca::roce::transport::{Config, Mtu};
-use doorbell_hca::roce::{PortConfig, RoceTarget};
-use doorbell_hca::{Access, Destination};
+use doorbell_hca::Access;
+use doorbell_hca::roce::RocePort;
+use doorbell_hca::roce::transport::Config;
 use doorbell_wire::Wqe;
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::roce::icrc::{self, Ip};
@@ -16,10 +18,9 @@ use doorbell_wire::roce::net::Ipv4;
 use doorbell_wire::roce::{Bth, Ext, Header, Opcode, Psn, Reth};
 
 /// A rig with a port, and a queue pair with a receive queue.
-fn side() -> (Rig, MockQp, doorbell_hca::roce::RocePort) {
+fn side() -> (Rig, MockQp, RocePort) {
     let rig = Rig::new();
-    let config: PortConfig = "udp://127.0.0.1".parse().expect("valid");
-    let port = rig.hca.open_roce(0, &config).expect("a port");
+    let port = net::port(&rig, "");
     let qp = rig.qp_with(Options {
         receive: true,
         ..Options::default()
@@ -27,29 +28,17 @@ fn side() -> (Rig, MockQp, doorbell_hca::roce::RocePort) {
     (rig, qp, port)
 }
 
-fn connect(from: &MockQp, to: &MockQp, port: &doorbell_hca::roce::RocePort) {
+fn connect(from: &MockQp, to: &MockQp, port: &RocePort) {
     // Half a minute: nothing here may need a second try.
     connect_patient(from, to, port, 20);
 }
 
-fn connect_patient(from: &MockQp, to: &MockQp, port: &doorbell_hca::roce::RocePort, timeout: u8) {
-    let (ours, theirs) = (from.hca_qp().qpn().get(), to.hca_qp().qpn().get());
-    let target = RoceTarget {
-        peer: port.local,
-        segments: port.segments,
-        connection: Config {
-            dest_qpn: theirs,
-            sq_psn: Psn::new(ours),
-            rq_psn: Psn::new(theirs),
-            path_mtu: Mtu::M1024,
-            timeout,
-            ..Config::default()
-        },
-        access: Access::ALL,
+fn connect_patient(from: &MockQp, to: &MockQp, port: &RocePort, timeout: u8) {
+    let config = Config {
+        timeout,
+        ..Config::default()
     };
-    from.hca_qp()
-        .connect(Destination::Roce(Box::new(target)), PATIENCE)
-        .expect("connect");
+    net::connect(from, to, port, Access::ALL, config);
 }
 
 /// Drives both until `done`.

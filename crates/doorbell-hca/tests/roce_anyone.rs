@@ -2,22 +2,17 @@
 #![cfg(not(miri))]
 
 mod common;
+#[path = "common/roce.rs"]
+mod net;
 
-use common::{MockQp, Options, PATIENCE, Rig};
+use common::{MockQp, Options, PATIENCE};
 use doorbell_hca::roce::transport::{Config, Mtu};
 use doorbell_hca::roce::{PortConfig, RocePort, RoceReceiver, RoceTarget};
-use doorbell_hca::{Access, Destination, Fault, HcaConfig, QpState};
+use doorbell_hca::{Access, Destination, Fault, QpState};
 use doorbell_port::{PathRequest, SendBatch};
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::roce::{Bth, Ext, Header, Opcode, Place, Psn, Reth, Transport};
 use doorbell_wire::{Syndrome, Wqe};
-
-fn rig_with_port() -> (Rig, RocePort) {
-    let rig = Rig::with(HcaConfig::caller_driven());
-    let config: PortConfig = "udp://127.0.0.1".parse().expect("valid");
-    let port = rig.hca.open_roce(0, &config).expect("a port");
-    (rig, port)
-}
 
 fn receives() -> Options {
     Options {
@@ -60,7 +55,7 @@ fn header(opcode: Opcode, qp: &MockQp, psn: u32, ext: Ext) -> Header {
 
 #[test]
 fn a_receiver_takes_what_anybody_sends() {
-    let (rig, port) = rig_with_port();
+    let (rig, port) = net::rig_with_port();
     let mut qp = rig.qp_with(receives());
     let region = rig.region(8192);
     let receiver = RoceReceiver {
@@ -208,7 +203,7 @@ fn a_receiver_takes_what_anybody_sends() {
 
 #[test]
 fn what_the_source_may_do_is_checked() {
-    let (rig, port) = rig_with_port();
+    let (rig, port) = net::rig_with_port();
     let qp = rig.qp_with(receives());
     let region = rig.region(64);
     let receiver = RoceReceiver {
@@ -242,23 +237,11 @@ fn what_the_source_may_do_is_checked() {
 }
 
 fn connect(from: &MockQp, to: &MockQp, port: &RocePort, access: Access) {
-    let (ours, theirs) = (from.hca_qp().qpn().get(), to.hca_qp().qpn().get());
-    let target = RoceTarget {
-        peer: port.local,
-        segments: port.segments,
-        connection: Config {
-            dest_qpn: theirs,
-            sq_psn: Psn::new(ours),
-            rq_psn: Psn::new(theirs),
-            path_mtu: Mtu::M1024,
-            timeout: 18,
-            ..Config::default()
-        },
-        access,
+    let config = Config {
+        timeout: 18,
+        ..Config::default()
     };
-    from.hca_qp()
-        .connect(Destination::Roce(Box::new(target)), PATIENCE)
-        .expect("connect");
+    net::connect(from, to, port, access, config);
 }
 
 /// Each right alone admits its own operations; the others are refused to the peer as remote access errors, counted, and change nothing.
@@ -271,7 +254,7 @@ fn a_queue_pair_grants_what_it_was_told_to() {
     ];
     for granted in kinds.into_iter().chain([Access::NONE, Access::ALL]) {
         for (kind, needed) in kinds.into_iter().enumerate() {
-            let (rig, port) = rig_with_port();
+            let (rig, port) = net::rig_with_port();
             let (mut a, b) = (rig.qp_with(receives()), rig.qp_with(receives()));
             connect(&a, &b, &port, Access::ALL);
             connect(&b, &a, &port, granted);
@@ -313,7 +296,7 @@ fn a_queue_pair_grants_what_it_was_told_to() {
 /// A thousand connections without work are not looked at, whatever the others do; and each wakes up for its own.
 #[test]
 fn idle_connections_cost_nothing() {
-    let (rig, port) = rig_with_port();
+    let (rig, port) = net::rig_with_port();
     let qp = || {
         rig.qp_with(Options {
             log_depth: 4,
@@ -375,7 +358,7 @@ fn idle_connections_cost_nothing() {
 /// Time-outs and receiver-not-ready timers of connections that are not looked at otherwise come in time.
 #[test]
 fn timers_wake_connections() {
-    let (rig, port) = rig_with_port();
+    let (rig, port) = net::rig_with_port();
     let mut qps: Vec<(MockQp, MockQp)> = (0..20)
         .map(|_| (rig.qp_with(receives()), rig.qp_with(receives())))
         .collect();

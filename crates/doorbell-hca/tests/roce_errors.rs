@@ -3,42 +3,29 @@
 #![cfg(not(miri))]
 
 mod common;
+#[path = "common/roce.rs"]
+mod net;
 
 use std::time::Instant;
 
 use common::{MockQp, Options, PATIENCE, Rig};
-use doorbell_hca::roce::transport::{Config, Mtu};
-use doorbell_hca::roce::{PortConfig, RocePort, RoceTarget};
-use doorbell_hca::{Access, Destination, Fault, HcaConfig, QpState};
+use doorbell_hca::roce::transport::Config;
+use doorbell_hca::roce::{PortConfig, RocePort};
+use doorbell_hca::{Access, Fault, QpState};
 use doorbell_port::{PathRequest, Port, RecvBatch, SendBatch};
 use doorbell_wire::cqe::ErrorCqe;
 use doorbell_wire::roce::{Aeth, AethKind, Bth, Ext, Header, NakCode, Opcode, Place, Psn};
 use doorbell_wire::{Syndrome, Wqe};
 
-fn rig_with_port() -> (Rig, RocePort) {
-    let rig = Rig::with(HcaConfig::caller_driven());
-    let config: PortConfig = "udp://127.0.0.1".parse().expect("valid");
-    let port = rig.hca.open_roce(0, &config).expect("a port");
-    (rig, port)
-}
-
 /// Connects to queue pair 0x55 at that address, which sends from packet 900 on; this side from 500 on.
 fn connect(qp: &MockQp, peer: std::net::SocketAddr, config: Config) {
-    let target = RoceTarget {
-        peer,
-        segments: false,
-        connection: Config {
-            dest_qpn: 0x55,
-            sq_psn: Psn::new(500),
-            rq_psn: Psn::new(900),
-            path_mtu: Mtu::M1024,
-            ..config
-        },
-        access: Access::ALL,
+    let config = Config {
+        dest_qpn: 0x55,
+        sq_psn: Psn::new(500),
+        rq_psn: Psn::new(900),
+        ..config
     };
-    qp.hca_qp()
-        .connect(Destination::Roce(Box::new(target)), PATIENCE)
-        .expect("connect");
+    net::attach(qp, peer, false, Access::ALL, config);
 }
 
 /// A peer that answers as the test says.
@@ -134,7 +121,7 @@ fn answers_that_do_not_fit_and_refusals() {
     ];
     for (what, opcode, ext, len, fault) in cases {
         println!("{what}");
-        let (rig, port) = rig_with_port();
+        let (rig, port) = net::rig_with_port();
         let mut peer = Peer::new(&port);
         let mut qp = rig.qp_with(Options::default());
         connect(
@@ -171,33 +158,21 @@ fn answers_that_do_not_fit_and_refusals() {
 #[test]
 fn receivers_that_are_not_ready() {
     for tries in 0..3u8 {
-        let (rig, port) = rig_with_port();
+        let (rig, port) = net::rig_with_port();
         let receives = Options {
             receive: true,
             ..Options::default()
         };
         let (mut a, b) = (rig.qp_with(receives), rig.qp_with(receives));
-        let numbers = (a.hca_qp().qpn().get(), b.hca_qp().qpn().get());
-        for (qp, ours, theirs) in [(&a, numbers.0, numbers.1), (&b, numbers.1, numbers.0)] {
-            let target = RoceTarget {
-                peer: port.local,
-                segments: port.segments,
-                connection: Config {
-                    dest_qpn: theirs,
-                    sq_psn: Psn::new(ours),
-                    rq_psn: Psn::new(theirs),
-                    path_mtu: Mtu::M1024,
-                    timeout: 20,
-                    rnr_retry: tries,
-                    // 10.24 ms.
-                    min_rnr_timer: 20,
-                    ..Config::default()
-                },
-                access: Access::ALL,
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            let config = Config {
+                timeout: 20,
+                rnr_retry: tries,
+                // 10.24 ms.
+                min_rnr_timer: 20,
+                ..Config::default()
             };
-            qp.hca_qp()
-                .connect(Destination::Roce(Box::new(target)), PATIENCE)
-                .expect("connect");
+            net::connect(from, to, &port, Access::ALL, config);
         }
         let started = Instant::now();
         let at = a.post(&Wqe::send_inline(b"anybody?").expect("short"));
@@ -221,7 +196,7 @@ fn receivers_that_are_not_ready() {
 /// The port's socket is taken away: every queue pair of the core is told, also those that had nothing to do, and a new one too.
 #[test]
 fn a_port_that_fails_fails_its_queue_pairs() {
-    let (rig, port) = rig_with_port();
+    let (rig, port) = net::rig_with_port();
     let peer = Peer::new(&port);
     let (mut busy, idle) = (
         rig.qp_with(Options::default()),
