@@ -197,7 +197,7 @@ impl Hca {
         let caller = config.cores == Cores::CallerDriven;
         let record = Store::new(&config.record, count, caller);
         let cores = (0..count)
-            .map(|i| CoreSlot::new(i, config.dma, record.as_ref(), script.clone()))
+            .map(|i| CoreSlot::new(i, config.dma, record.as_ref()))
             .collect();
         let inner = Arc::new(Inner {
             regions,

@@ -80,15 +80,9 @@ impl FlowCrc {
     /// The CRC, to be stored least significant byte first. `transport`: base header to padding; `id`: ignored for IPv6.
     #[inline]
     pub(crate) fn compute(&mut self, id: u16, transport: &[u8]) -> u32 {
-        if self.len != transport.len() {
-            self.set_len(transport.len());
-        }
-        let head = self.head(id);
         // One call for a small packet: the calls cost more than the bytes.
         let (front, rest) = transport.split_at(transport.len().min(Bth::LEN + SMALL));
-        let mut hasher = Hasher::new_with_initial(masked(head, front));
-        hasher.update(rest);
-        hasher.finalize()
+        self.compute_two(id, front, rest)
     }
 
     /// The CRC of the headers below the transport's.

@@ -72,18 +72,11 @@ impl Second {
 
     /// The port to use when `--link` names none: at the address by which the other side is reached.
     pub(crate) fn port(&self, args: &PerfArgs) -> Option<String> {
-        let named = args.link.port.clone();
-        match (args.link.kind, self) {
-            (Link::Roce, Self::Called(line) | Self::Answering(line)) => {
-                named.or_else(|| Some(port_at(line.local_ip())))
-            }
-            (Link::Roce, _) => named.or_else(|| Some(LOCAL.to_owned())),
-            (Link::Verbs, Self::Called(line) | Self::Answering(line)) => {
-                named.or_else(|| Some(device_at(line.local_ip())))
-            }
-            (Link::Verbs, _) => named.or_else(|| Some(device_at(None))),
-            _ => None,
-        }
+        let own = match self {
+            Self::Called(line) | Self::Answering(line) => line.local_ip(),
+            Self::None | Self::Child => None,
+        };
+        port(args, own)
     }
 
     /// The partner that takes orders.
@@ -278,26 +271,22 @@ impl Orders for Over<'_> {
     }
 }
 
+/// The port to use: the one that `--link` names, else one at `own`, the address by which the other side is reached.
+fn port(args: &PerfArgs, own: Option<IpAddr>) -> Option<String> {
+    let found = match args.link.kind {
+        Link::Roce => port_at(own),
+        Link::Verbs => device_at(own),
+        Link::Loopback | Link::Shm => return None,
+    };
+    Some(args.link.port.clone().unwrap_or(found))
+}
+
 /// Rank 1: does as rank 0 says, and ends as it does.
 pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<Ended> {
     if let Some(cpu) = pin {
         crate::pin::to(cpu)?;
     }
-    let port = match args.link.kind {
-        Link::Roce => Some(
-            args.link
-                .port
-                .clone()
-                .unwrap_or_else(|| port_at(line.local_ip())),
-        ),
-        Link::Verbs => Some(
-            args.link
-                .port
-                .clone()
-                .unwrap_or_else(|| device_at(line.local_ip())),
-        ),
-        _ => None,
-    };
+    let port = port(args, line.local_ip());
     let config = crate::config::of_perf(args, port.as_deref());
     let bench: Rc<Bench> = Benches::new(config, None)?.of_peer(args.test.name())?;
     let greeting = greeting(&bench, args.link.kind, &args.remote.job, &purpose(args))?;

@@ -19,11 +19,8 @@ pub(crate) mod fixture;
 
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result, bail};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::SweepArgs;
 use crate::{Ended, WrongArguments};
@@ -51,7 +48,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     }
     // Found out now, not when the results are there and cannot be kept.
     files::prepare(&folder)?;
-    let stop = on_signals()?;
+    let stop = crate::serve::on_signals()?;
     let mut sweep = run::Sweep::new(args, stop)?;
     say(&screen::heading(sweep.results()))?;
     let ended =
@@ -88,22 +85,6 @@ fn say(lines: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// A word that is true once a signal came; a second one ends the process at once.
-fn on_signals() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        // In this order: the first signal finds the word false, and sets it.
-        signal_hook::flag::register_conditional_shutdown(
-            signal,
-            INTERRUPTED.into(),
-            Arc::clone(&stop),
-        )
-        .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
-        .context("asking for signals, by which a sweep ends early")?;
-    }
-    Ok(stop)
 }
 
 /// A name that no earlier sweep has: `doorbell-sweep-20260102-030405`.

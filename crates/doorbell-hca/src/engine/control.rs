@@ -14,7 +14,6 @@ use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::hca::{CoreHealth, Inner};
 use crate::record::Store;
-use crate::script::ScriptRun;
 
 type Message = Box<dyn FnOnce(&mut Core, &Inner) + Send>;
 
@@ -38,12 +37,7 @@ pub(crate) struct CoreSlot {
 }
 
 impl CoreSlot {
-    pub(crate) fn new(
-        index: usize,
-        dma: DmaConfig,
-        record: Option<&Arc<Store>>,
-        script: Option<Arc<ScriptRun>>,
-    ) -> Self {
+    pub(crate) fn new(index: usize, dma: DmaConfig, record: Option<&Arc<Store>>) -> Self {
         Self {
             ack: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
@@ -55,7 +49,7 @@ impl CoreSlot {
             mail: Mutex::default(),
             dead: OnceLock::new(),
             counters: AtomicCoreCounters::default(),
-            core: Mutex::new(Core::new(index, dma, record, script)),
+            core: Mutex::new(Core::new(index, dma, record)),
         }
     }
 

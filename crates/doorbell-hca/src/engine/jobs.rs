@@ -151,11 +151,10 @@ impl EngineQp {
             _ => Pieces::Many(pieces),
         };
         // Where writes keep their order each of them is as a signal is: after everything before it.
-        let ordered = !read && offset > 0 && self.resolve(cx, far, remote.key)?.ordered;
-        let work = Work::Copy {
-            pieces,
-            signal: inline || imm.is_some() || ordered,
-        };
+        let signal = inline
+            || imm.is_some()
+            || (!read && offset > 0 && self.resolve(cx, far, remote.key)?.ordered);
+        let work = Work::Copy { pieces, signal };
         self.start(cx, ctrl, work, offset as u32, imm);
         Ok(true)
     }
@@ -256,10 +255,7 @@ impl EngineQp {
             self.cold.copies.clear();
             self.exec = oldest;
         }
-        if let Some(oldest) = self.cold.flight.oldest() {
-            self.cold.flight.clear();
-            self.exec = oldest;
-        }
+        self.give_up_flight();
         self.unstage(dma, slot);
     }
 }

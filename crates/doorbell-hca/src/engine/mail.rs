@@ -41,6 +41,13 @@ pub(super) struct Mail {
     ticket: u64,
 }
 
+impl Mail {
+    /// Whether something that came in is not answered yet.
+    fn is_receiving(&self) -> bool {
+        self.coming.is_some() || !self.owed.is_empty()
+    }
+}
+
 impl EngineQp {
     /// A SEND to another process; its bytes are handed over in the turns that follow.
     pub(super) fn post_mail(
@@ -79,13 +86,8 @@ impl EngineQp {
             Ok(false) => Step::Parked,
             Err(fault) => {
                 // Nothing is handed over any more; what was may or may not have been delivered.
-                let oldest = self.cold.flight.first();
-                self.cold.flight.clear();
+                let ctrl = self.give_up_flight();
                 self.unstage(cx.dma, cx.slot);
-                let ctrl = oldest.map(|(at, ctrl)| {
-                    self.exec = at;
-                    ctrl
-                });
                 Step::Failed(fault, ctrl)
             }
         }
@@ -376,7 +378,11 @@ impl super::Core {
             let fault = match qp.cold.shared.take_recv_fault() {
                 Some(fault) => Err(fault),
                 None => match &qp.cold.target {
-                    Target::Peer(peer) => {
+                    // One load unless there is mail: this is asked in every round.
+                    Target::Peer(peer)
+                        if peer.incoming().is_some()
+                            || qp.cold.mail.as_ref().is_some_and(|m| m.is_receiving()) =>
+                    {
                         let peer = Arc::clone(peer);
                         let mut cx = Cx {
                             inner,

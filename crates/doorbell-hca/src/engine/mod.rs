@@ -47,7 +47,6 @@ use crate::hca::Inner;
 use crate::mem::grace::Acknowledger;
 use crate::qp::{DoorbellWord, QpState};
 use crate::record::{Beat, Store};
-use crate::script::ScriptRun;
 
 /// A QP without work for so many rounds leaves the list of QPs in use; the sweep finds it again.
 const IDLE_TURNS: u32 = 256;
@@ -108,17 +107,10 @@ pub(crate) struct Core {
     roce: Option<Box<roce::CorePort>>,
     /// Queue pairs that RDMA devices carry out.
     verbs: verbs::CoreVerbs,
-    /// A fault script that is being played.
-    script: Option<Arc<ScriptRun>>,
 }
 
 impl Core {
-    pub(crate) fn new(
-        index: usize,
-        dma: DmaConfig,
-        record: Option<&Arc<Store>>,
-        script: Option<Arc<ScriptRun>>,
-    ) -> Self {
+    pub(crate) fn new(index: usize, dma: DmaConfig, record: Option<&Arc<Store>>) -> Self {
         Self {
             index,
             qps: Vec::new(),
@@ -134,14 +126,13 @@ impl Core {
             watched: 0,
             roce: None,
             verbs: verbs::CoreVerbs::default(),
-            script,
         }
     }
 
     /// One round. `true` if anything was done.
     pub(crate) fn round(&mut self, inner: &Inner) -> bool {
-        if let Some(script) = self.script.clone()
-            && self.play(&script)
+        if let Some(script) = &inner.script
+            && self.play(script)
         {
             return false;
         }

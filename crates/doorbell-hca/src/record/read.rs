@@ -277,10 +277,10 @@ fn look(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The head of a file, if it is one of a record.
+/// The first words of a file, which say whose it is, if it is a record. (The head's tables behind them are longer a hundred times.)
 pub(super) fn head_of(path: &Path) -> Option<Vec<u64>> {
     let file = look(path).ok()?;
-    let words = words(&file, 0, layout::HEAD_WORDS).ok()?;
+    let words = words(&file, 0, layout::CORES).ok()?;
     let ok = words[head::MAGIC] == layout::MAGIC && words[head::COMPLETE] == 1;
     ok.then_some(words)
 }

@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -55,6 +56,15 @@ pub(super) struct Frame {
 pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(s) => s.as_fd(),
+            Self::Tcp(s) => s.as_fd(),
+        }
+    }
 }
 
 pub(super) enum Listener {
@@ -130,10 +140,7 @@ impl Stream {
     pub(super) fn hung_up(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        let mut fds = match self {
-            Self::Unix(s) => [PollFd::new(s, end)],
-            Self::Tcp(s) => [PollFd::new(s, end)],
-        };
+        let mut fds = [PollFd::new(self, end)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -146,11 +153,7 @@ impl Stream {
         use rustix::net::{RecvFlags, recv};
         let mut head = [0u8; HEADER];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let (got, _) = match self {
-            Self::Unix(s) => recv(s, &mut head[..], flags),
-            Self::Tcp(s) => recv(s, &mut head[..], flags),
-        }
-        .ok()?;
+        let (got, _) = recv(self, &mut head[..], flags).ok()?;
         (got == HEADER && head[..4] == MAGIC.to_le_bytes())
             .then(|| Kind::parse(u16::from_le_bytes([head[6], head[7]])))
             .flatten()

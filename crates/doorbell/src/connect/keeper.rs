@@ -213,10 +213,7 @@ impl Drop for Keeper {
         // A thread that is not woken looks ten times a second.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         // The other side may have hung up already.
-        let _ = match &self.shared.stream {
-            Stream::Unix(s) => shutdown(s, Shutdown::Write),
-            Stream::Tcp(s) => shutdown(s, Shutdown::Write),
-        };
+        let _ = shutdown(&self.shared.stream, Shutdown::Write);
         let until = Instant::now() + LINGER + BEAT;
         let mut inbox = lock(&self.shared.inbox);
         // In a forked child there is no such thread, so the wait is bounded.
@@ -261,11 +258,10 @@ impl Shared {
 
     /// Waits until the socket can be read from or written to, or the thread is to leave.
     fn ready(&self, what: PollFlags, time: Duration) -> bool {
-        let socket = match &self.stream {
-            Stream::Unix(s) => PollFd::new(s, what),
-            Stream::Tcp(s) => PollFd::new(s, what),
-        };
-        let mut fds = [socket, PollFd::new(&self.wake, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.stream, what),
+            PollFd::new(&self.wake, PollFlags::IN),
+        ];
         let time = Timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: time.subsec_nanos().into(),
@@ -282,11 +278,7 @@ impl Shared {
             if sent == rest.len() {
                 break Ok(());
             }
-            let put = match &self.stream {
-                Stream::Unix(s) => send(s, &rest[sent..], flags),
-                Stream::Tcp(s) => send(s, &rest[sent..], flags),
-            };
-            match put {
+            match send(&self.stream, &rest[sent..], flags) {
                 Ok(n) => sent += n,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => break Ok(()),
@@ -372,11 +364,7 @@ impl Shared {
     }
 
     fn read(&self, chunk: &mut [u8]) -> Result<usize, rustix::io::Errno> {
-        let got = match &self.stream {
-            Stream::Unix(s) => recv(s, chunk, RecvFlags::DONTWAIT),
-            Stream::Tcp(s) => recv(s, chunk, RecvFlags::DONTWAIT),
-        };
-        got.map(|(n, _)| n)
+        recv(&self.stream, chunk, RecvFlags::DONTWAIT).map(|(n, _)| n)
     }
 }
 

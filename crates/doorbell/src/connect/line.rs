@@ -118,11 +118,7 @@ impl Line {
     pub(super) fn is_ready(&self) -> bool {
         let mut bytes = [0; HEADER + MAX_GREETING];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let got = match &self.framed.stream {
-            Stream::Unix(s) => recv(s, &mut bytes[..], flags),
-            Stream::Tcp(s) => recv(s, &mut bytes[..], flags),
-        };
-        match got {
+        match recv(&self.framed.stream, &mut bytes[..], flags) {
             Ok((n @ 1.., _)) => match bytes[..n].first_chunk::<HEADER>() {
                 Some(head) => match Head::parse(head, MAX_GREETING) {
                     Ok(head) => n >= HEADER + head.len,

@@ -18,6 +18,11 @@ use crate::QpFault;
 
 /// What the records of a process say; nothing if it has left none.
 pub fn of(pid: u32) -> Option<ProcessReport> {
+    left(pid).and_then(|(life, records)| report(pid, life, &records))
+}
+
+/// The records that a process has left, and what has become of it.
+pub(super) fn left(pid: u32) -> Option<(Life, Vec<Record>)> {
     let mut records = Vec::new();
     for (_, path) in dir::files(Some(pid)) {
         match Record::open(&path) {
@@ -29,6 +34,11 @@ pub fn of(pid: u32) -> Option<ProcessReport> {
     let newest = records.iter().map(|r| r.begun_ns).max()?;
     let life = records.iter().find(|r| r.begun_ns == newest)?.life();
     records.retain(|r| r.life() == life);
+    Some((life, records))
+}
+
+/// What they say.
+pub(super) fn report(pid: u32, life: Life, records: &[Record]) -> Option<ProcessReport> {
     let first = records.first()?;
     let seen = records.iter().filter_map(last_seen).max();
     let now = doorbell_hca::record::now_ns();

@@ -10,6 +10,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use doorbell_hca::record::dir::Life;
+
 use super::{DeviceReport, ProcessReport, SCHEMA, look, postmortem, settle};
 use crate::device::Inner;
 
@@ -342,11 +344,8 @@ pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
 
 fn find_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
     // One that is stopped would not answer however long it is asked.
-    if let Some(report) = postmortem::of(pid)
-        && report
-            .post_mortem
-            .as_ref()
-            .is_some_and(|w| w.contains("is stopped"))
+    if let Some((life @ Life::Stopped, records)) = postmortem::left(pid)
+        && let Some(report) = postmortem::report(pid, life, &records)
     {
         return Ok(report);
     }

@@ -24,6 +24,7 @@ use std::time::Instant;
 
 use doorbell_port::{Check, Port, RecvBatch, SendBatch};
 use doorbell_roce::{Event, Failure};
+use doorbell_wire::Ctrl;
 use doorbell_wire::roce::{Bth, Kind, Packet};
 
 pub(super) use flight::{Flight, InFlight};
@@ -93,7 +94,6 @@ pub(crate) struct CorePort {
     routes: HashMap<u32, u32, BuildHasherDefault<QpnHash>>,
     /// The number of the connected queue pair in each slot; 0: none.
     links: Vec<u32>,
-    connected: usize,
     ready: ready::Ready,
     /// Times a connection was asked for its packets.
     asked: u64,
@@ -118,7 +118,7 @@ impl std::fmt::Debug for CorePort {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CorePort")
             .field("port", &self.port)
-            .field("links", &self.connected)
+            .field("links", &self.routes.len())
             .finish_non_exhaustive()
     }
 }
@@ -133,7 +133,6 @@ impl CorePort {
             tx: SendBatch::new(),
             routes: HashMap::default(),
             links: Vec::new(),
-            connected: 0,
             ready: ready::Ready::default(),
             asked: 0,
             gathering: Vec::new(),
@@ -165,7 +164,6 @@ impl CorePort {
             self.links.resize(at + 1, 0);
         }
         self.links[at] = qpn;
-        self.connected += 1;
     }
 
     /// A queue pair is connected no more.
@@ -173,13 +171,12 @@ impl CorePort {
         let qpn = self.links.get_mut(slot as usize).map(std::mem::take);
         if let Some(qpn) = qpn.filter(|qpn| *qpn != 0) {
             self.routes.remove(&qpn);
-            self.connected -= 1;
         }
     }
 
     /// Is there nothing that may send or receive, and nothing to let go?
     fn is_idle(&self) -> bool {
-        self.connected == 0 && !self.held
+        self.routes.is_empty() && !self.held
     }
 
     /// Nanoseconds since the port was opened.
@@ -553,13 +550,16 @@ impl EngineQp {
 
     /// The oldest WQE under way fails, and with it the QP; those behind it are flushed.
     pub(in crate::engine) fn fail_flight(&mut self, inner: &Inner, fault: Fault) {
-        let oldest = self.cold.flight.first();
-        self.cold.flight.clear();
-        let ctrl = oldest.map(|(at, ctrl)| {
-            self.exec = at;
-            ctrl
-        });
+        let ctrl = self.give_up_flight();
         self.fail(inner, fault, ctrl);
+    }
+
+    /// Nothing is under way any more, and execution stands at the oldest of it; its control segment.
+    pub(in crate::engine) fn give_up_flight(&mut self) -> Option<Ctrl> {
+        let (at, ctrl) = self.cold.flight.first()?;
+        self.cold.flight.clear();
+        self.exec = at;
+        Some(ctrl)
     }
 }
 

@@ -156,12 +156,7 @@ impl EngineQp {
             self.fail_flight(inner, Fault::PortDown);
             return;
         }
-        let oldest = self.cold.flight.first();
-        self.cold.flight.clear();
-        let ctrl = oldest.map(|(at, ctrl)| {
-            self.exec = at;
-            ctrl
-        });
+        let ctrl = self.give_up_flight();
         self.fail_as(inner, syndrome(wc.status), Vendor::NONE, ctrl);
     }
 }

@@ -239,10 +239,13 @@ impl super::Core {
         for i in 0..self.verbs.links.len() {
             let slot = self.verbs.links[i];
             let Some(qp) = self.qp(slot) else { continue };
+            let is_it = matches!(&qp.cold.target, Target::Verbs(link) if link.nic.qp.qpn() == qpn);
+            if !is_it {
+                continue;
+            }
             // Completions that tell more come first.
             qp.verbs_done(inner);
-            let is_it = matches!(&qp.cold.target, Target::Verbs(link) if link.nic.qp.qpn() == qpn);
-            if is_it && qp.cold.shared.state() == QpState::Ready {
+            if qp.cold.shared.state() == QpState::Ready {
                 qp.fail_flight(inner, fault);
                 return 1;
             }
