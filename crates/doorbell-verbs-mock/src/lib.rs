@@ -83,6 +83,8 @@ pub struct Counts {
     pub fenced: u64,
     /// Most that were under way on one queue pair.
     pub deepest: u64,
+    /// Pieces of memory in the receives that were posted.
+    pub receive_pieces: u64,
     /// Regions registered now.
     pub regions: u64,
     /// Queue pairs that exist now.

@@ -125,6 +125,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let Some(queue) = world.qps.get_mut(&qpn) else {
         return libc::EINVAL;
     };
+    let (device, mut taken) = (queue.device, 0);
     let mut next = first;
     while !next.is_null() {
         // SAFETY: a list of the caller's, with its pieces.
@@ -143,6 +144,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             unsafe { *bad = next };
             return if full { libc::ENOMEM } else { libc::EINVAL };
         }
+        taken += pieces.len() as u64;
         let pieces = pieces.to_vec();
         queue.receives.push_back(Receive {
             id: wr.wr_id,
@@ -152,6 +154,9 @@ pub(crate) unsafe extern "C" fn post_recv(
     }
     if queue.state == qp_state::ERR {
         world.break_down(qpn);
+    }
+    if let Some(device) = world.devices.get_mut(&device) {
+        device.counts.receive_pieces += taken;
     }
     0
 }

@@ -335,6 +335,32 @@ fn memory_is_deregistered_under_traffic() {
 }
 
 #[test]
+fn a_receive_into_memory_that_is_gone_never_reaches_the_device() {
+    both(|config| {
+        let mut p = Pair::new(config);
+        let (src, dst) = (p.rig.region(64), p.rig.region(64));
+        let send = || Wqe::send(src.local(0, 5)).expect("a length");
+        let local = dst.local(0, 64);
+        // The receiver sends nothing, so nothing else makes it look at its keys anew.
+        let number = p.b.post_receive(&[local]);
+        p.run(send());
+        assert!(p.rig.until(|| p.b.received(number).is_some()));
+        drop(dst);
+        // Not even the dead key: the device may have given its number to another region.
+        let before = p.mock.counts().receive_pieces;
+        let number = p.b.post_receive(&[local]);
+        p.fails(send());
+        assert_eq!(p.mock.counts().receive_pieces, before);
+        assert!(p.rig.until(|| p.b.receive_error(number).is_some()));
+        let error = p.b.receive_error(number).expect("just seen");
+        assert_eq!(
+            (error.syndrome, error.vendor),
+            (Syndrome::LOCAL_PROT, Vendor::REVOKED)
+        );
+    });
+}
+
+#[test]
 fn memory_that_the_device_refuses_is_explained() {
     let mut p = Pair::new(Config::default());
     let (src, dst) = (p.rig.region(64), p.rig.region(64));

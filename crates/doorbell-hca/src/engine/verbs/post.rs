@@ -38,6 +38,14 @@ enum Kind {
 }
 
 impl Link {
+    /// Forgets what is known of keys if any region has gone since. To be called before keys are used, once for those used together.
+    pub(super) fn refresh(&mut self, inner: &Inner) {
+        let epoch = inner.regions.view().epoch().load(Ordering::Acquire);
+        if self.epoch != epoch {
+            (self.epoch, self.known) = (epoch, [None; 2]);
+        }
+    }
+
     /// A local piece as the device knows it, checked.
     pub(super) fn piece(
         &mut self,
@@ -147,11 +155,8 @@ impl EngineQp {
         if self.cold.flight.is_full() {
             return Ok(self.hold());
         }
-        let epoch = cx.inner.regions.view().epoch().load(Ordering::Acquire);
-        if let Some(link) = self.verbs()
-            && link.epoch != epoch
-        {
-            (link.epoch, link.known) = (epoch, [None; 2]);
+        if let Some(link) = self.verbs() {
+            link.refresh(cx.inner);
         }
         let (kind, payload, inline_at) = match request {
             Request::Write { remote, local, imm } => {
