@@ -356,6 +356,11 @@ fn interfered(action: &str, more: &str) {
         ended_well(status, action),
         "{words} {action}: {status}\n{said}"
     );
+    // A process that is killed says no more; every other says what was done to it.
+    assert!(
+        action == "kill-process" || said.contains("fired at") || said.contains(") fired"),
+        "{words} {action}: the rule did not fire\n{said}"
+    );
     let pid = running.pid();
     wait_until("its children's end", || common::children(pid).is_empty());
     forget(pid);

@@ -352,6 +352,7 @@ fn a_capture_of_this_machine_is_small_and_says_the_same() {
 
 #[test]
 fn any_fact_may_be_missing_or_mad() {
+    let mut judged = 0;
     for name in ["connectx-ready", "efa"] {
         let text = std::fs::read_to_string(folder().join(format!("{name}.node"))).unwrap();
         let lines: Vec<&str> = text.lines().filter(|l| l.starts_with('/')).collect();
@@ -371,10 +372,12 @@ fn any_fact_may_be_missing_or_mad() {
                     .collect();
                 // Paths with a colon in them make lines that are none; those are refused, not judged.
                 if let Ok(machine) = Manifest::parse(&format!("{without}{other}\n")) {
+                    judged += 1;
                     let report = examine(&machine);
                     assert!(screen(&report, true).len() > 100, "{line}");
                 }
             }
         }
     }
+    assert!(judged > 100, "the parser took {judged} machines");
 }

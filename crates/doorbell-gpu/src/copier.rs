@@ -42,17 +42,16 @@ pub struct CopierStats {
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) channels are shared, and a copy may be behind the kernel that waits for it (this crate uses
 /// six); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
 /// kernels end. None of them can be prevented in other people's code, so a copy that has not ended for
-/// [10 seconds](Copier::set_stall_limit) is reported by [`Copier::poll`], with its likely cause.
+/// [10 seconds](Copier::set_stall_limit) (the HCA asks for 2) is reported by [`Copier::poll`], with its likely cause.
 ///
 /// # What makes copies slow
 ///
 /// Kernels that poll **one word of host memory** from many blocks: the GPU serves loads of one line of host memory one after
-/// another, and the copy engine's own reads and flags wait in the same line. On an H200 a copy of 8 bytes took 6 us beside a kernel
-/// that fills every multiprocessor and polls GPU memory, 17 us beside 16 blocks that poll a host word, 130 us beside 64, 550 us
-/// beside 264; with a line of its own for each poller it took 7 us beside any of these. Priorities of streams, events against memory
-/// flags, and more streams made no difference.
-/// And small batches: the driver's call costs about 1 us and 0.4 to 0.8 us a copy, so copies end at 1.2 to 2.7 million a second from
-/// 64 a batch with two batches under way, and at a seventh of it from 8 a batch.
+/// another, and the copy engine's own reads and flags wait in the same line. On an H200 (`examples/cuda_selfcheck`,
+/// bench/results/2026-11-30-h200/tests.txt) a copy of 8 bytes took 6.6 us beside a kernel that fills the GPU and polls its own memory, 41 us beside 16
+/// blocks that poll one host word, 136 us beside 64.
+///
+/// And small batches: copies of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6.
 #[derive(Clone)]
 pub struct Copier {
     pub(crate) gpu: Arc<CudaGpu>,

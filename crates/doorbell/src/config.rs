@@ -483,7 +483,7 @@ impl Config {
             ),
             None => (
                 Recorder::EVENTS,
-                "it costs a few per cent of a core's highest rate, and a job that hangs can be read",
+                "it costs a core 2 to 5 per cent in batches and up to 12 one at a time, and a job that hangs can be read",
             ),
         };
         let record = r.pick(

@@ -53,8 +53,8 @@ const HWTEST: &str = "\
 It changes nothing on the system. Some ten minutes for a device. With a second
 host:
   there: doorbell serve          here: doorbell hwtest --peer THAT_HOST
-Send doorbell-hwtest.json back: it names devices, firmware, kernel and CPU, and
-no more.
+Send doorbell-hwtest.json back: it names devices, their GIDs (which contain IP
+addresses), firmware, kernel, CPU, GPU and driver, and no more.
 Exit status: 0 all well, 1 no device could be tested, 3 a step failed.";
 
 /// Everything that was found.
