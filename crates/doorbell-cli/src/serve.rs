@@ -187,11 +187,7 @@ impl Server<'_> {
                 false => Ok(()),
             },
         };
-        let outcome = serve(&bench, args, number, &mut orders);
-        if let Err(e) = &outcome {
-            orders.channel.end(&crate::words(e));
-        }
-        outcome.map(Some)
+        serve(&bench, args, number, &mut orders).map(Some)
     }
 }
 

@@ -31,7 +31,6 @@ mod side;
 pub(crate) mod tally;
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use doorbell::{GpuSelect, Source};
@@ -219,7 +218,7 @@ fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
 /// An error with the case it ended, and with the peer's death if that is what is behind it.
 fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::Error {
     // A queue pair fails before the patience with a silent peer ends; that it is silent is what is behind it.
-    let error = match context.partner.as_mut().map(|p| p.alive(Duration::ZERO)) {
+    let error = match context.partner.as_mut().map(Partner::last_word) {
         Some(Err(death)) => error.context(death.to_string()),
         _ if crate::words(&error).contains("TRANSPORT_RETRY") => {
             match context.partner.as_ref().and_then(Partner::heard) {

@@ -62,6 +62,9 @@ pub(crate) trait Orders {
 
     /// Why there are no more orders, if more is known than that the initiator is gone.
     fn lost(&self) -> Option<String>;
+
+    /// This side ends, and why.
+    fn tell(&self, why: &str);
 }
 
 /// How a session ended.
@@ -101,6 +104,9 @@ impl Orders for Stdio {
     fn lost(&self) -> Option<String> {
         None
     }
+
+    // Its initiator started it, and reads its standard error.
+    fn tell(&self, _why: &str) {}
 }
 
 /// Between two looks while there is work, and the longest nap without.
@@ -184,6 +190,16 @@ pub(crate) fn session(
         echoing: None,
         clock: None,
     };
+    let outcome = attend(&mut state, orders);
+    // Said before the regions go, by whose end the initiator's requests fail.
+    if let Err(e) = &outcome {
+        orders.tell(&crate::words(e));
+    }
+    outcome
+}
+
+fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
+    let bench = state.bench;
     let driven = bench.device.is_caller_driven().then_some(&bench.device);
     while let Some(text) = orders.next(driven)? {
         let order: Order = serde_json::from_slice(&text).with_context(|| {

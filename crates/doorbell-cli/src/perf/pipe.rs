@@ -194,6 +194,19 @@ impl Partner {
         }
     }
 
+    /// As [`alive`](Partner::alive), without patience for silence, of a run that has failed: what the peer says of its end travels beside the
+    /// packets that fail by it, and may come a moment later.
+    pub(crate) fn last_word(&mut self) -> Result<()> {
+        for _ in 0..10 {
+            self.alive(Duration::ZERO)?;
+            if matches!(self.wire, Wire::Child(_)) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// Who it is and when it was heard of last, for errors of the link to it; nothing of a process that this one started.
     pub(crate) fn heard(&self) -> Option<String> {
         match &self.wire {

@@ -269,6 +269,10 @@ impl Orders for Over<'_> {
             other => Some(other.to_string()),
         }
     }
+
+    fn tell(&self, why: &str) {
+        self.channel.tell_end(why);
+    }
 }
 
 /// The port to use: the one that `--link` names, else one at `own`, the address by which the other side is reached.

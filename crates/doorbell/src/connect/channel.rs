@@ -93,6 +93,12 @@ impl Channel {
 
     /// Tells the other side why this one ends, and hangs up. It finds that as [`ConnectError::Ended`].
     pub fn end(self, reason: &str) {
+        self.tell_end(reason);
+    }
+
+    /// As [`end`](Channel::end), of a side that still has to let go of what the other one uses: to be said before, or the other side's
+    /// requests fail first, for reasons that are none. Nothing is to be said after it.
+    pub fn tell_end(&self, reason: &str) {
         let refusal = Refusal::new(RefusalKind::Ended, reason);
         // One that cannot be told finds out by the end of the connection.
         let _ = self.keeper.send(
