@@ -355,7 +355,8 @@ pub(crate) struct Nic {
     pub(crate) qp: Qp,
     pub(crate) cq: Cq,
     pub(crate) port: Arc<VerbsPort>,
-    bounce_mr: Option<Mr>,
+    /// Before the buffers: a queue pair that could not be destroyed may still read, and its device must not know the memory any more.
+    bounce_mr: Mr,
     bounce: Box<[core::cell::UnsafeCell<[u8; INLINE]>]>,
     peer: core::sync::atomic::AtomicU32,
     pub(crate) send: u32,
@@ -402,7 +403,7 @@ impl Nic {
         qp.init(port.config.port, Access::ALL.bits())?;
         let inline = qp.capacity().max_inline_data.min(INLINE as u32);
         // Inline data that the device does not take goes by way of memory that it knows, one place a request.
-        let bounce: Box<[_]> = (0..send)
+        let bounce: Box<[_]> = (0..send.next_power_of_two())
             .map(|_| core::cell::UnsafeCell::new([0; INLINE]))
             .collect();
         let at = bounce.as_ptr().expose_provenance() as u64;
@@ -418,7 +419,7 @@ impl Nic {
             qp,
             cq,
             port: Arc::clone(port),
-            bounce_mr: Some(bounce_mr),
+            bounce_mr,
             bounce,
         })
     }
@@ -478,22 +479,17 @@ impl Nic {
 
     /// Where inline data of request `number` goes, and the piece that names it.
     pub(crate) fn bounce(&self, number: u64, len: usize) -> Option<(*mut u8, abi::Sge)> {
-        let mr = self.bounce_mr.as_ref()?;
-        let slot = self.bounce.get((number % u64::from(self.send)) as usize)?;
+        let slot = self
+            .bounce
+            .get(number as usize & (self.bounce.len() - 1))
+            .filter(|_| len <= INLINE)?;
         let at = slot.get().cast::<u8>();
         let sge = abi::Sge {
             addr: at.addr() as u64,
             length: len as u32,
-            lkey: mr.lkey(),
+            lkey: self.bounce_mr.lkey(),
         };
         Some((at, sge))
-    }
-}
-
-impl Drop for Nic {
-    fn drop(&mut self) {
-        // Fields drop in order, but a queue pair that could not be destroyed may still read: its device must not know the memory any more.
-        self.bounce_mr = None;
     }
 }
 

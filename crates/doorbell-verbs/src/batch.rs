@@ -55,6 +55,34 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// The part of a long message for its bytes from `from` on. The immediate goes with the last part.
+    #[must_use]
+    pub fn part(self, from: u64, last: bool) -> Self {
+        match self {
+            Self::Write { addr, rkey, imm } => Self::Write {
+                addr: addr.wrapping_add(from),
+                rkey,
+                imm: imm.filter(|_| last),
+            },
+            Self::Read { addr, rkey } => Self::Read {
+                addr: addr.wrapping_add(from),
+                rkey,
+            },
+            whole @ (Self::Send { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. }) => whole,
+        }
+    }
+
+    /// Is local memory written, rather than read?
+    #[must_use]
+    pub fn writes_here(self) -> bool {
+        match self {
+            Self::Read { .. } | Self::FetchAdd { .. } | Self::CompareSwap { .. } => true,
+            Self::Write { .. } | Self::Send { .. } => false,
+        }
+    }
+}
+
 /// Where the bytes are.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-use doorbell_wire::{Chunk, Ctrl, Key, Local, Payload, Piece, Remote, Request, Width, arith};
+use doorbell_wire::{Chunk, Cqn, Ctrl, Key, Local, Payload, Piece, Remote, Request, Width, arith};
 
 use super::Cx;
 use super::hot::TURN_BYTES;
@@ -194,20 +194,10 @@ impl EngineQp {
         }
         match request {
             Request::Nop => self.after_copies(0),
-            Request::Wait { index, cqn } => {
-                let on = match &self.park {
-                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
-                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
-                };
-                match waited(&on, index) {
-                    Some(true) => self.after_copies(0),
-                    Some(false) => {
-                        self.park = Some(Park::Wait { on, index });
-                        Ok(Outcome::Parked)
-                    }
-                    None => Err(Fault::BadWaitCq),
-                }
-            }
+            Request::Wait { index, cqn } => match self.waits(cx, index, cqn)? {
+                true => Ok(Outcome::Parked),
+                false => self.after_copies(0),
+            },
             Request::Dump { local } => {
                 self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;
                 self.after_copies(local.len)
@@ -274,6 +264,19 @@ impl EngineQp {
                 }
             }
         }
+    }
+
+    /// WAIT: `true` while that CQ has not completed so far; the QP is parked then.
+    pub(super) fn waits(&mut self, cx: &Cx<'_>, index: u32, cqn: Cqn) -> Result<bool, Fault> {
+        let on = match &self.park {
+            Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
+            _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
+        };
+        let waits = !waited(&on, index).ok_or(Fault::BadWaitCq)?;
+        if waits {
+            self.park = Some(Park::Wait { on, index });
+        }
+        Ok(waits)
     }
 
     /// Something that the CPU does at once may be done only when the copies before it are complete.

@@ -22,7 +22,7 @@ const INLINE8: u32 = (doorbell_wire::seg::INLINE | 8).swap_bytes();
 
 /// The index's two bytes where the control segment's first word has them, as loaded.
 #[inline(always)]
-fn index_bits(at: u64) -> u64 {
+pub(super) fn index_bits(at: u64) -> u64 {
     u64::from((at as u16).swap_bytes()) << 8
 }
 

@@ -499,6 +499,7 @@ impl EngineQp {
             }
         }
         let mut singly = matches!(self.cold.target, Target::Roce(_) | Target::Verbs(_));
+        let mut by_device = matches!(self.cold.target, Target::Verbs(_));
         let start = self.exec;
         // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
         let batch = u64::from(cx.inner.config.batch).min(((self.mask + 1) / 16).max(32));
@@ -507,7 +508,7 @@ impl EngineQp {
             // SAFETY: passed on.
             match unsafe { self.script_says(cx) } {
                 Says::Until(slot) => end = end.min(slot),
-                Says::Alone => (end, singly) = (start + 1, true),
+                Says::Alone => (end, singly, by_device) = (start + 1, true, false),
                 Says::Nothing => return false,
                 Says::Fail(syndrome, vendor, ctrl) => {
                     self.fail_as(cx.inner, syndrome, vendor, ctrl);
@@ -525,6 +526,10 @@ impl EngineQp {
                     } else {
                         self.hot::<false>(end)
                     }
+                }
+                // One that was held for lack of room is as plain as before.
+                if by_device && matches!(self.park, None | Some(Park::Copies)) {
+                    self.post_plain(cx.inner, end);
                 }
                 if self.exec >= end || self.bytes >= hot::TURN_BYTES {
                     break;

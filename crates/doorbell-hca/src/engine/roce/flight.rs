@@ -73,6 +73,7 @@ pub(in crate::engine) struct InFlight {
 
 impl InFlight {
     /// One whose bytes others look after.
+    #[inline(always)]
     pub(in crate::engine) fn elsewhere(at: u64, ctrl: Ctrl, byte_cnt: u32) -> Self {
         Self {
             at,
@@ -97,6 +98,7 @@ impl Flight {
         self.queue.is_empty()
     }
 
+    #[inline]
     pub(in crate::engine) fn is_full(&self) -> bool {
         self.queue.len() >= LIMIT
     }
@@ -111,6 +113,7 @@ impl Flight {
         self.queue.front()
     }
 
+    #[inline]
     pub(in crate::engine) fn push(&mut self, one: InFlight) {
         self.queue.push_back(one);
     }
@@ -152,11 +155,14 @@ impl Flight {
         self.queue.iter().skip(first).find(|f| f.source)
     }
 
-    /// Takes the oldest if it is complete: up to `through`, and what has no packets.
-    pub(super) fn pop_done(&mut self, through: Option<u64>) -> Option<InFlight> {
+    /// Lets go of the oldest if it is complete: up to `through`, and what has no packets. Its slot, control segment and bytes.
+    #[inline(always)]
+    pub(super) fn pop_done(&mut self, through: Option<u64>) -> Option<(u64, Ctrl, u32)> {
         let front = self.queue.front()?;
         let done = front.local || through.is_some_and(|t| front.at <= t);
-        if done { self.queue.pop_front() } else { None }
+        // Only these are moved; the whole is several times as large.
+        let said = (front.at, front.ctrl, front.byte_cnt);
+        done.then(|| drop(self.queue.pop_front())).map(|()| said)
     }
 
     /// Those from slot `at` on are not under way after all.

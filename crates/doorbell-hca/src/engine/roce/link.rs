@@ -1,7 +1,6 @@
 //! A QP's connection, and how a WQE becomes one of its messages.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use doorbell_port::{Path, PathRequest, Port};
 use doorbell_roce::{Connection, Message, Op, PostError};
@@ -13,7 +12,7 @@ use super::flight::{Bytes, Flight, InFlight, LIMIT};
 use super::memory::QpMemory;
 use super::ready::Place;
 use crate::engine::Cx;
-use crate::engine::exec::{MAX_MESSAGE, Outcome, waited};
+use crate::engine::exec::{MAX_MESSAGE, Outcome};
 use crate::engine::keys::Use;
 use crate::engine::qp::{ColdQp, EngineQp, Park, Target};
 use crate::error::{HcaError, Result};
@@ -206,18 +205,10 @@ impl EngineQp {
         let (op, bytes, len) = match request {
             Request::Nop => return Ok(self.in_order(ctrl, 0)),
             Request::Wait { index, cqn } => {
-                let on = match &self.park {
-                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
-                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
-                };
-                match waited(&on, index) {
-                    Some(true) => return Ok(self.in_order(ctrl, 0)),
-                    Some(false) => {
-                        self.park = Some(Park::Wait { on, index });
-                        return Ok(Outcome::Parked);
-                    }
-                    None => return Err(Fault::BadWaitCq),
-                }
+                return Ok(match self.waits(cx, index, cqn)? {
+                    true => Outcome::Parked,
+                    false => self.in_order(ctrl, 0),
+                });
             }
             Request::Dump { local } => {
                 self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;

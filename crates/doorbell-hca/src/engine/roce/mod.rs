@@ -488,9 +488,9 @@ impl EngineQp {
 
     /// Completes what is complete up to `through`.
     pub(in crate::engine) fn land(&mut self, through: Option<u64>) {
-        while let Some(one) = self.cold.flight.pop_done(through) {
-            let sop = self.cq.sop(one.ctrl.opcode);
-            self.complete(one.at, sop, one.ctrl.signalled(), one.byte_cnt);
+        while let Some((at, ctrl, byte_cnt)) = self.cold.flight.pop_done(through) {
+            let sop = self.cq.sop(ctrl.opcode);
+            self.complete(at, sop, ctrl.signalled(), byte_cnt);
         }
     }
 

@@ -10,14 +10,14 @@ use crate::hca::Inner;
 use crate::qp::QpState;
 
 /// Completions taken from a device at a time.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 /// Completions of one queue pair in one round at most, before the next has its turn.
 const SHARE: usize = 256;
 /// The bit of a request's number that says that it is a receive.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
 /// The syndrome of a device's status: both follow InfiniBand.
-fn syndrome(status: u32) -> Syndrome {
+pub(in crate::engine) fn syndrome(status: u32) -> Syndrome {
     match status {
         wc_status::LOC_LEN_ERR => Syndrome::LOCAL_LENGTH,
         wc_status::LOC_PROT_ERR => Syndrome::LOCAL_PROT,
@@ -75,14 +75,13 @@ impl EngineQp {
     /// Takes the device's completions, and hands receives on. Returns how many there were.
     pub(super) fn verbs_done(&mut self, inner: &Inner) -> u64 {
         let mut taken = 0;
-        let mut out = [Wc::default(); BATCH];
         while taken < SHARE {
             let Some(link) = self.verbs() else { break };
             let receives = link.receiving != 0;
             if link.posted == link.done && !receives {
                 break;
             }
-            let got = match link.nic.cq.poll(&mut out) {
+            let got = match link.nic.cq.poll(&mut *link.found) {
                 Ok(got) => got,
                 Err(_) => {
                     tracing::error!("{:?}: its completions cannot be read", link.nic);
@@ -91,11 +90,13 @@ impl EngineQp {
                 }
             };
             taken += got;
-            for wc in &out[..got] {
+            for i in 0..got {
+                let Some(link) = self.verbs() else { break };
+                let wc = link.found[i];
                 if wc.wr_id & RECEIVE != 0 {
-                    self.received(inner, wc);
+                    self.received(inner, &wc);
                 } else {
-                    self.completed_by_device(inner, wc);
+                    self.completed_by_device(inner, &wc);
                 }
                 if self.cold.shared.state() != QpState::Ready {
                     return taken as u64;

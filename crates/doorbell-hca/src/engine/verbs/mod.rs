@@ -6,6 +6,8 @@
 //! holds; most requests are not signalled there, and a completion stands for all before it.
 
 mod done;
+mod keys;
+mod plain;
 mod post;
 mod recv;
 
@@ -14,12 +16,15 @@ pub(super) use done::stop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use doorbell_verbs::{AsyncEvent, Batch, abi};
+use doorbell_verbs::abi::{self, Wc};
+use doorbell_verbs::{AsyncEvent, Batch};
+
+use done::BATCH;
+use keys::LocalKeys;
 
 use super::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
-use crate::mem::Access;
 use crate::qp::QpState;
 use crate::verbs::Nic;
 
@@ -29,17 +34,6 @@ const LOOK: u32 = 1024;
 const ASK: Duration = Duration::from_secs(1);
 /// Requests that are posted without asking for a completion, at most.
 const QUIET: u32 = 16;
-
-/// A local key as the device knows it.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    key: u32,
-    need: Access,
-    base: u64,
-    len: u64,
-    device_base: u64,
-    lkey: u32,
-}
 
 /// A request that the device has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,14 +60,14 @@ pub(crate) struct Link {
     batched: u64,
     /// Requests since the last that asks for a completion.
     quiet: u32,
-    /// What each request is, by its number.
+    /// What each request is, by its number; a power of two of them, and [`Nic::send`] at a time at most.
     sent: Box<[Sent]>,
     /// A message that is only partly posted: its WQE, and how many bytes are.
     partly: Option<(u64, u64)>,
     /// Local keys used last.
-    known: [Option<Known>; 2],
-    /// The key table's epoch when they were looked up.
-    epoch: u64,
+    keys: LocalKeys,
+    /// Completions that were taken; kept, since clearing them costs.
+    found: Box<[Wc; BATCH]>,
     /// Pieces of the message being posted; kept for its capacity.
     pieces: Vec<abi::Sge>,
     /// When the device last completed something, as far as looked at.
@@ -91,7 +85,7 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(nic: Arc<Nic>) -> Self {
         Self {
-            sent: vec![Sent::default(); nic.send as usize].into(),
+            sent: vec![Sent::default(); nic.send.next_power_of_two() as usize].into(),
             nic,
             batch: Batch::default(),
             posted: 0,
@@ -99,8 +93,8 @@ impl Link {
             batched: 0,
             quiet: 0,
             partly: None,
-            known: [None; 2],
-            epoch: 0,
+            keys: LocalKeys::default(),
+            found: Box::default(),
             pieces: Vec::new(),
             heard: (0, Instant::now()),
             asked: Instant::now(),
@@ -111,8 +105,9 @@ impl Link {
     }
 
     /// What request `number` is.
+    #[inline(always)]
     fn sent(&self, number: u64) -> Sent {
-        self.sent[(number % self.sent.len() as u64) as usize]
+        self.sent[number as usize & (self.sent.len() - 1)]
     }
 
     /// The number of the peer's queue pair.
@@ -121,8 +116,9 @@ impl Link {
     }
 
     /// Places in the device's queue.
+    #[inline(always)]
     fn room(&self) -> u64 {
-        self.sent.len() as u64 - (self.posted - self.done)
+        u64::from(self.nic.send) - (self.posted - self.done)
     }
 
     /// The device stops: what it has is flushed, and the peer is told by its transport.

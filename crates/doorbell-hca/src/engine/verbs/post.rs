@@ -1,51 +1,24 @@
 //! A WQE becomes requests of the device: one, or several where the message is longer, or has more pieces, than the device takes at once.
 
-use core::sync::atomic::Ordering;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Data, Op, Refused, Work, abi};
-use doorbell_wire::{Chunk, Ctrl, Local, Opcode, Payload, Piece, Request};
+use doorbell_wire::{Chunk, Ctrl, Local, Payload, Piece, Request};
 
-use super::{Known, Link, QUIET, Sent};
+use super::{Link, QUIET, Sent};
 use crate::engine::Cx;
-use crate::engine::exec::{MAX_MESSAGE, Outcome, waited};
+use crate::engine::exec::{MAX_MESSAGE, Outcome};
 use crate::engine::qp::{EngineQp, Park};
 use crate::engine::roce::InFlight;
 use crate::fault::Fault;
 use crate::hca::Inner;
-use crate::mem::{Access, End};
+use crate::mem::Access;
 use crate::verbs::INLINE;
 
 /// How long a device may have no room that it should have.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a WQE asks of the device.
-#[derive(Clone, Copy)]
-enum Kind {
-    Write {
-        addr: u64,
-        rkey: u32,
-        imm: Option<u32>,
-    },
-    Read {
-        addr: u64,
-        rkey: u32,
-    },
-    Send {
-        imm: Option<u32>,
-    },
-}
-
 impl Link {
-    /// Forgets what is known of keys if any region has gone since. To be called before keys are used, once for those used together.
-    pub(super) fn refresh(&mut self, inner: &Inner) {
-        let epoch = inner.regions.view().epoch().load(Ordering::Acquire);
-        if self.epoch != epoch {
-            (self.epoch, self.known) = (epoch, [None; 2]);
-        }
-    }
-
     /// A local piece as the device knows it, checked.
     pub(super) fn piece(
         &mut self,
@@ -54,64 +27,15 @@ impl Link {
         local: &Local,
         need: Access,
     ) -> Result<abi::Sge, Fault> {
-        let key = local.key.0;
-        let mut known = None;
-        for k in self.known.iter().flatten() {
-            if k.key == key && k.need.contains(need) {
-                known = Some(*k);
-                break;
-            }
-        }
-        let known = match known {
-            Some(known) => known,
-            None => self.learn(inner, pd, key, need)?,
-        };
-        let offset = local.addr.wrapping_sub(known.base);
-        let len = u64::from(local.len);
-        if len > known.len || offset > known.len - len {
-            return Err(Fault::LkeyRange);
-        }
-        Ok(abi::Sge {
-            addr: known.device_base.wrapping_add(offset),
-            length: local.len,
-            lkey: known.lkey,
-        })
-    }
-
-    /// Looks a key up, and registers its region with the device if it was not.
-    #[cold]
-    fn learn(&mut self, inner: &Inner, pd: u32, key: u32, need: Access) -> Result<Known, Fault> {
-        // SAFETY: this is an engine in a round; the region is not used beyond this call.
-        let region = unsafe { inner.regions.region(End::Local, key, pd, need) }?;
-        let keys = self.nic.port.keys(region).map_err(|e| {
-            tracing::error!("a region of {} bytes: {e}", region.memory.len());
-            inner.events.push(crate::Event::DeviceRefused {
-                device: self.nic.port.config().to_string(),
-                reason: e.to_string(),
-            });
-            if e.is_gone() {
-                self.nic.port.set_gone();
-                return Fault::PortDown;
-            }
-            Fault::Unsupported
-        })?;
-        let known = Known {
-            key,
-            need,
-            base: region.base,
-            len: region.memory.len() as u64,
-            device_base: keys.base,
-            lkey: keys.lkey,
-        };
-        self.known = [Some(known), self.known[0]];
-        Ok(known)
+        self.keys.piece(inner, &self.nic.port, pd, local, need)
     }
 
     /// Puts a request into the batch. `false`: the device has no such operation.
     ///
     /// # Safety
     /// The pieces are of registered regions, or of the bounce buffers.
-    unsafe fn push(
+    #[inline(always)]
+    pub(super) unsafe fn push(
         &mut self,
         sent: Sent,
         mut flags: u32,
@@ -136,7 +60,7 @@ impl Link {
         if !unsafe { self.batch.push(&self.nic.qp, &work) } {
             return false;
         }
-        let at = (self.posted % self.sent.len() as u64) as usize;
+        let at = self.posted as usize & (self.sent.len() - 1);
         self.sent[at] = sent;
         self.posted += 1;
         true
@@ -156,24 +80,24 @@ impl EngineQp {
             return Ok(self.hold());
         }
         if let Some(link) = self.verbs() {
-            link.refresh(cx.inner);
+            link.keys.refresh(cx.inner);
         }
-        let (kind, payload, inline_at) = match request {
+        let (op, payload, inline_at) = match request {
             Request::Write { remote, local, imm } => {
-                let kind = Kind::Write {
+                let op = Op::Write {
                     addr: remote.addr,
                     rkey: remote.key.0,
                     imm,
                 };
-                (kind, local, 2)
+                (op, local, 2)
             }
-            Request::Send { local, imm } => (Kind::Send { imm }, local, 1),
+            Request::Send { local, imm } => (Op::Send { imm }, local, 1),
             Request::Read { remote, local } => {
-                let kind = Kind::Read {
+                let op = Op::Read {
                     addr: remote.addr,
                     rkey: remote.key.0,
                 };
-                (kind, local, 2)
+                (op, local, 2)
             }
             Request::FetchAdd { remote, local, add } => {
                 let op = Op::FetchAdd {
@@ -203,18 +127,10 @@ impl EngineQp {
             }
             Request::Nop => return Ok(self.in_order(ctrl, 0)),
             Request::Wait { index, cqn } => {
-                let on = match &self.park {
-                    Some(Park::Wait { on, .. }) if on.cq.cqn == cqn => Arc::clone(on),
-                    _ => cx.inner.queues.by_cqn(cqn).ok_or(Fault::BadWaitCq)?,
-                };
-                return match waited(&on, index) {
-                    Some(true) => Ok(self.in_order(ctrl, 0)),
-                    Some(false) => {
-                        self.park = Some(Park::Wait { on, index });
-                        Ok(Outcome::Parked)
-                    }
-                    None => Err(Fault::BadWaitCq),
-                };
+                return Ok(match self.waits(cx, index, cqn)? {
+                    true => Outcome::Parked,
+                    false => self.in_order(ctrl, 0),
+                });
             }
             Request::Dump { local } => {
                 let pd = self.cold.shared.pd;
@@ -224,7 +140,7 @@ impl EngineQp {
                 return Ok(self.in_order(ctrl, local.len));
             }
         };
-        self.post_message(cx, ctrl, kind, payload, wqe.get(inline_at..).unwrap_or(&[]))
+        self.post_message(cx, ctrl, op, payload, wqe.get(inline_at..).unwrap_or(&[]))
     }
 
     fn post_atomic(
@@ -236,7 +152,7 @@ impl EngineQp {
         local: &Local,
     ) -> Result<Outcome, Fault> {
         let (pd, at) = (self.cold.shared.pd, self.exec);
-        let ask = self.is_last_of_run(ctrl);
+        let ask = self.is_last_of_run(at + u64::from(ctrl.slots()));
         let Some(link) = self.verbs() else {
             return Err(Fault::NotConnected);
         };
@@ -277,7 +193,7 @@ impl EngineQp {
         &mut self,
         cx: &mut Cx<'_>,
         ctrl: Ctrl,
-        kind: Kind,
+        op: Op,
         payload: Payload<'_>,
         inline: &[Chunk],
     ) -> Result<Outcome, Fault> {
@@ -286,13 +202,17 @@ impl EngineQp {
             return Err(Fault::BadLength);
         }
         let (pd, at) = (self.cold.shared.pd, self.exec);
-        let ask = self.is_last_of_run(ctrl);
+        let ask = self.is_last_of_run(at + u64::from(ctrl.slots()));
         let Some(link) = self.verbs() else {
             return Err(Fault::NotConnected);
         };
         if link.room() == 0 {
             return Ok(self.hold());
         }
+        let need = match op.writes_here() {
+            true => Access::LOCAL_WRITE,
+            false => Access::NONE,
+        };
         // The usual cases: one request.
         let mut flags = flags_of(ctrl);
         let whole = Sent {
@@ -309,7 +229,6 @@ impl EngineQp {
                     debug_assert!(len + 4 <= 16 * inline.len());
                     core::slice::from_raw_parts(inline.as_ptr().cast::<u8>().add(4), len)
                 };
-                let op = kind.op(0, true);
                 let taken = if len <= link.nic.inline as usize {
                     // SAFETY: inline bytes are copied at once.
                     unsafe { link.push(whole, flags, ask, op, Data::Inline(bytes)) }
@@ -324,21 +243,21 @@ impl EngineQp {
                 return Ok(self.under_way(ctrl, total as u32));
             }
             Payload::Local(local) if total <= message => {
-                let sge = link.piece(cx.inner, pd, local, kind.need())?;
+                let sge = link.piece(cx.inner, pd, local, need)?;
                 // SAFETY: the piece is of a registered region.
-                unsafe { link.push(whole, flags, ask, kind.op(0, true), Data::Pieces(&[sge])) };
+                unsafe { link.push(whole, flags, ask, op, Data::Pieces(&[sge])) };
                 return Ok(self.under_way(ctrl, total as u32));
             }
             _ => {}
         }
         // Several pieces, or a message longer than the device takes.
         let mut pieces = std::mem::take(&mut link.pieces);
-        let gathered = link.gather(cx.inner, pd, payload, kind.need(), &mut pieces);
+        let gathered = link.gather(cx.inner, pd, payload, need, &mut pieces);
         link.pieces = pieces;
         gathered?;
         let most = link.nic.pieces as usize;
         let single = total <= message && link.pieces.len() <= most;
-        if !single && matches!(kind, Kind::Send { .. }) {
+        if !single && matches!(op, Op::Send { .. }) {
             // A SEND is one message; it cannot be cut.
             return Err(match total > message {
                 true => Fault::BadLength,
@@ -371,7 +290,7 @@ impl EngineQp {
                 last,
                 marker: false,
             };
-            let op = kind.op(from, last);
+            let op = op.part(from, last);
             // SAFETY: the pieces are of registered regions.
             unsafe { link.push(sent, flags, ask && last, op, Data::Pieces(&now[..count])) };
             // A fence has held the first.
@@ -381,27 +300,6 @@ impl EngineQp {
                 return Ok(self.under_way(ctrl, total as u32));
             }
         }
-    }
-
-    /// Should the device say when this WQE is complete? Yes, unless the next one is there, and goes to the device too.
-    fn is_last_of_run(&self, ctrl: Ctrl) -> bool {
-        let next = self.exec + u64::from(ctrl.slots());
-        if next >= self.pi {
-            return true;
-        }
-        // SAFETY: a slot of the ring, which is mapped while the QP is attached.
-        let ctrl = Ctrl::parse(unsafe { self.chunk(next, 0) });
-        let goes = matches!(
-            Opcode::try_from(ctrl.opcode),
-            Ok(Opcode::RdmaWrite
-                | Opcode::RdmaWriteImm
-                | Opcode::RdmaRead
-                | Opcode::Send
-                | Opcode::SendImm
-                | Opcode::FetchAdd
-                | Opcode::CompareSwap)
-        );
-        !(goes && ctrl.matches(next as u16, self.qpn()))
     }
 
     /// At the end of a turn: what was posted goes to the device.
@@ -521,33 +419,7 @@ impl Link {
     }
 }
 
-impl Kind {
-    /// The right that local memory needs.
-    fn need(self) -> Access {
-        match self {
-            Self::Read { .. } => Access::LOCAL_WRITE,
-            Self::Write { .. } | Self::Send { .. } => Access::NONE,
-        }
-    }
-
-    /// The operation for the bytes from `from` on.
-    fn op(self, from: u64, last: bool) -> Op {
-        match self {
-            Self::Write { addr, rkey, imm } => Op::Write {
-                addr: addr.wrapping_add(from),
-                rkey,
-                imm: imm.filter(|_| last),
-            },
-            Self::Read { addr, rkey } => Op::Read {
-                addr: addr.wrapping_add(from),
-                rkey,
-            },
-            Self::Send { imm } => Op::Send { imm },
-        }
-    }
-}
-
-fn flags_of(ctrl: Ctrl) -> u32 {
+pub(in crate::engine) fn flags_of(ctrl: Ctrl) -> u32 {
     let mut flags = 0;
     if ctrl.fenced() {
         flags |= abi::send_flags::FENCE;
@@ -559,7 +431,7 @@ fn flags_of(ctrl: Ctrl) -> u32 {
 }
 
 /// As many of the bytes from `from` on as one request takes.
-fn cut(
+pub(in crate::engine) fn cut(
     pieces: &[abi::Sge],
     from: u64,
     message: u64,

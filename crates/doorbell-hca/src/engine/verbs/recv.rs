@@ -30,7 +30,7 @@ impl super::Link {
         recv: &std::sync::Mutex<crate::engine::recv::RecvQueue>,
     ) -> u64 {
         let mut handed = 0;
-        self.refresh(inner);
+        self.keys.refresh(inner);
         while self.receiving < self.nic.recv {
             let mut queue = recv.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: an open receive queue's memory is mapped.
