@@ -29,7 +29,7 @@ pub struct CopierStats {
     pub bytes: u64,
     /// Copies that went through host memory because both ends are on one GPU.
     pub via_host: u64,
-    /// Calls of the driver (batches, or lists where it has none).
+    /// What went to the driver at once, with one event behind it: up to 256 copies of a ticket, in one or several steps.
     pub batches: u64,
 }
 
@@ -66,7 +66,7 @@ impl Copier {
     /// run. Whatever else touches those bytes meanwhile does so by atomics or in agreement.
     pub unsafe fn submit(&self, ops: &[CopyOp]) -> Result<u64> {
         // SAFETY: passed on.
-        unsafe { self.gpu.copier().submit(ops, false) }
+        unsafe { self.gpu.copier().submit(ops, &[], false) }
     }
 
     /// As [`Copier::submit`]; copies within one GPU go through pinned host memory, twice over PCIe, instead of being refused.
@@ -75,7 +75,17 @@ impl Copier {
     /// As for [`Copier::submit`].
     pub unsafe fn submit_via_host(&self, ops: &[CopyOp]) -> Result<u64> {
         // SAFETY: passed on.
-        unsafe { self.gpu.copier().submit(ops, true) }
+        unsafe { self.gpu.copier().submit(ops, &[], true) }
+    }
+
+    /// As [`Copier::submit_via_host`], in steps: `steps` are indexes into `ops`, ascending, at each of which a step begins that runs after all
+    /// copies before it. Many small copies that follow each other are one ticket and one event so, instead of one each.
+    ///
+    /// # Safety
+    /// As for [`Copier::submit`].
+    pub unsafe fn submit_in_steps(&self, ops: &[CopyOp], steps: &[usize]) -> Result<u64> {
+        // SAFETY: passed on.
+        unsafe { self.gpu.copier().submit(ops, steps, true) }
     }
 
     /// Has the ticket ended? Then its bytes are visible to kernels and to the CPU. Errors: the driver refused the copy (told

@@ -330,6 +330,35 @@ fn copy_all_ways(mock: &Mock, gpu: &Gpu) {
     let mut whole = vec![0; 1 << 16];
     device.read(0, &mut whole).unwrap();
     assert!(whole[..32768] == back[..32768] && whole[32768..] == back[..32768]);
+    // In steps: a thousand words to one place, each after the one before, for four events; and a step of several, which is a batch.
+    let (events, calls, lone) = (
+        copier.stats().batches,
+        mock.get("batches"),
+        mock.get("copies"),
+    );
+    let mut words: Vec<_> = (0..1000)
+        .map(|i| CopyOp {
+            dst: d,
+            src: h + i * 8,
+            len: 8,
+        })
+        .collect();
+    words.extend((1..=24).map(|i| CopyOp {
+        dst: d + i * 8,
+        src: h + i * 8,
+        len: 8,
+    }));
+    let steps: Vec<usize> = (1..=1000).collect();
+    // SAFETY: as above.
+    let stepped = unsafe { copier.submit_in_steps(&words, &steps) }.unwrap();
+    copier.wait(stepped, LONG).unwrap();
+    device.read(0, &mut whole).unwrap();
+    assert_eq!(whole[..8], data[999 * 8..1000 * 8], "the last step is last");
+    assert_eq!(whole[8..200], data[8..200]);
+    assert_eq!(copier.stats().batches - events, 4);
+    assert_eq!(mock.get("batches") - calls, u64::from(copier.batched()));
+    // Two of them by the reads of this test.
+    assert!((1024..=1026).contains(&(mock.get("copies") - lone)));
     // To the other GPU.
     let peer = mock.foreign(64, 1);
     // SAFETY: as above.
@@ -346,7 +375,7 @@ fn copy_all_ways(mock: &Mock, gpu: &Gpu) {
     let stats = copier.stats();
     assert_eq!(
         (stats.copies, stats.via_host, stats.bytes),
-        (1002, 1, 64_000 + 32_768 + 64)
+        (2026, 1, 64_000 + 32_768 + 1024 * 8 + 64)
     );
     assert!(copier.oldest().is_none());
     mock.clean();
@@ -358,7 +387,7 @@ fn copies_go_in_batches_of_the_new_call() {
     let gpu = mock.open();
     assert!(gpu.copier().unwrap().batched());
     copy_all_ways(&mock, &gpu);
-    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (4, 1000));
+    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (5, 1024));
 }
 
 #[test]
@@ -367,7 +396,7 @@ fn copies_go_in_batches_of_the_old_call() {
     let gpu = mock.open();
     assert!(gpu.copier().unwrap().batched());
     copy_all_ways(&mock, &gpu);
-    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (4, 1000));
+    assert_eq!((mock.get("batches"), mock.get("batched_copies")), (5, 1024));
 }
 
 #[test]

@@ -226,7 +226,7 @@ struct Adapter {
 }
 
 impl Dma for Adapter {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String> {
         let ops: Vec<CopyOp> = ops
             .iter()
             .map(|op| CopyOp {
@@ -237,7 +237,7 @@ impl Dma for Adapter {
             .collect();
         // SAFETY: the HCA keeps every region that it copies to or from until the ticket has ended, and touches the bytes
         // meanwhile by atomics only.
-        unsafe { self.copier.submit_via_host(&ops) }.map_err(|e| e.to_string())
+        unsafe { self.copier.submit_in_steps(&ops, steps) }.map_err(|e| e.to_string())
     }
 
     fn poll(&self, ticket: u64) -> Result<bool, String> {

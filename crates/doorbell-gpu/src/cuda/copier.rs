@@ -4,6 +4,7 @@
 //! What would block is kept back in a queue of our own, so that `submit` and `poll` return at once.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
@@ -141,46 +142,79 @@ impl CudaCopier {
 
     /// # Safety
     /// As for [`crate::Copier::submit`].
-    pub(crate) unsafe fn submit(&self, ops: &[CopyOp], via_host: bool) -> Result<u64> {
+    pub(crate) unsafe fn submit(
+        &self,
+        ops: &[CopyOp],
+        steps: &[usize],
+        via_host: bool,
+    ) -> Result<u64> {
         let mut state = self.lock();
         let current = self.context.enter()?;
         if let Some(code) = state.lost {
             return Err(lost(&current, code));
         }
-        let State { ranges, plan, .. } = &mut *state;
+        let State {
+            ranges,
+            plan,
+            queue,
+            next,
+            ..
+        } = &mut *state;
         plan.clear();
-        for op in ops {
-            // Checked whole before anything is queued.
-            let src = ranges.place(&current, op.src, op.len)?;
-            let dst = ranges.place(&current, op.dst, op.len)?;
-            match (src, dst) {
-                (Place::Device(a), Place::Device(b)) if a == b => {
-                    if !via_host {
-                        let CopyOp { dst, src, len } = *op;
-                        return Err(GpuError::SameGpuCopy { src, dst, len });
-                    }
-                    plan.bounced(op, self.bounce.addr());
+        let (ticket, now, already) = (*next, Instant::now(), queue.len());
+        let mut steps = steps.iter().peekable();
+        for (i, op) in ops.iter().enumerate() {
+            if steps.next_if(|&&step| step == i).is_some() {
+                plan.step(ticket, now, queue);
+            }
+            // Checked whole before anything goes to the driver.
+            let planned = ranges
+                .place(&current, op.src, op.len)
+                .and_then(|src| Ok((src, ranges.place(&current, op.dst, op.len)?)))
+                .and_then(|places| self.plan(plan, op, places, via_host));
+            if let Err(error) = planned {
+                for segment in queue.drain(already..) {
+                    plan.recycle(segment);
                 }
-                (Place::Host, Place::Host) => {
-                    return Err(GpuError::Unsupported {
-                        what: "a copy from host memory to host memory",
-                        device: "the copy engine".to_owned(),
-                        remedy: "the CPU does that faster, and CUDA would do it with a thread of its own",
-                    });
-                }
-                _ => plan.direct(op),
+                return Err(error);
             }
         }
-        let ticket = state.next;
-        state.next += 1;
+        plan.finish(ticket, now, queue);
+        *next += 1;
+        let bounced = plan.bounced_ops();
         state.stats.copies += ops.len() as u64;
         state.stats.bytes += ops.iter().map(|op| op.len).sum::<u64>();
-        state.stats.via_host += state.plan.bounced_ops();
-        let now = Instant::now();
-        let State { plan, queue, .. } = &mut *state;
-        plan.finish(ticket, now, queue);
+        state.stats.via_host += bounced;
         self.in_driver(|| self.pump(&mut state, &current));
         Ok(ticket)
+    }
+
+    /// Says which way a copy goes.
+    fn plan(
+        &self,
+        plan: &mut Plan,
+        op: &CopyOp,
+        places: (Place, Place),
+        via_host: bool,
+    ) -> Result<()> {
+        match places {
+            (Place::Device(a), Place::Device(b)) if a == b => {
+                if !via_host {
+                    let CopyOp { dst, src, len } = *op;
+                    return Err(GpuError::SameGpuCopy { src, dst, len });
+                }
+                plan.bounced(op, self.bounce.addr());
+            }
+            (Place::Host, Place::Host) => {
+                return Err(GpuError::Unsupported {
+                    what: "a copy from host memory to host memory",
+                    device: "the copy engine".to_owned(),
+                    remedy: "the CPU does that faster, and CUDA would do it with a thread of its own",
+                });
+            }
+            _ => plan.direct(op),
+        }
+        Ok(())
     }
 
     /// Gives the driver as much of the queue as it takes without blocking.
@@ -239,27 +273,47 @@ impl CudaCopier {
 
     fn issue(&self, state: &mut State, current: &Current<'_>, segment: &Segment) -> Result<()> {
         state.stats.batches += 1;
+        for step in segment.steps() {
+            self.issue_step(&mut state.batching, current, segment, step)?;
+        }
+        Ok(())
+    }
+
+    fn issue_step(
+        &self,
+        batching: &mut Batching,
+        current: &Current<'_>,
+        segment: &Segment,
+        step: Range<usize>,
+    ) -> Result<()> {
         // A lone copy is cheaper as itself.
-        if segment.len() > 1 && state.batching != Batching::Loop {
+        if step.len() > 1 && *batching != Batching::Loop {
             // CUDA_ERROR_NOT_SUPPORTED: the function is there, the device or its driver model lacks it.
             const NOT_SUPPORTED: CuResult = 801;
-            match self.batch(state.batching, current, segment) {
-                NOT_SUPPORTED => state.batching = Batching::Loop,
+            match self.batch(*batching, current, segment, step.clone()) {
+                NOT_SUPPORTED => *batching = Batching::Loop,
                 code => {
                     return current.check("cuMemcpyBatchAsync", code, || {
-                        format!("{} copies of batch {}", segment.len(), segment.ticket)
+                        format!("{} copies of batch {}", step.len(), segment.ticket)
                     });
                 }
             }
         }
-        for ((&dst, &src), &len) in segment.dst.iter().zip(&segment.src).zip(&segment.size) {
+        for i in step {
+            let (dst, src, len) = (segment.dst[i], segment.src[i], segment.size[i]);
             // SAFETY: the submitter promised both ranges until the ticket has ended.
             unsafe { current.copy(dst, src, len, self.stream) }?;
         }
         Ok(())
     }
 
-    fn batch(&self, how: Batching, current: &Current<'_>, segment: &Segment) -> CuResult {
+    fn batch(
+        &self,
+        how: Batching,
+        current: &Current<'_>,
+        segment: &Segment,
+        step: Range<usize>,
+    ) -> CuResult {
         let mut attributes = CuMemcpyAttributes {
             src_access_order: SRC_ORDER_STREAM,
             flags: COPY_OVERLAP_COMPUTE,
@@ -267,12 +321,12 @@ impl CudaCopier {
         };
         // One set of attributes, from the first copy on.
         let mut first = 0usize;
+        let n = step.len();
         let (dst, src, size) = (
-            segment.dst.as_ptr(),
-            segment.src.as_ptr(),
-            segment.size.as_ptr(),
+            segment.dst[step.clone()].as_ptr(),
+            segment.src[step.clone()].as_ptr(),
+            segment.size[step].as_ptr(),
         );
-        let n = segment.len();
         match (
             how,
             current.cuMemcpyBatchAsync_v2,

@@ -1,9 +1,11 @@
 //! Cutting a submitted list of copies into pieces that the driver takes at once.
 //!
-//! The pieces of one ticket run in stream order. That order is what makes one bounce buffer enough: it is filled again
-//! only after it was emptied.
+//! The pieces of one ticket run in stream order, and within a piece its steps do; the copies of a step run in any order. That order is
+//! what makes one bounce buffer enough: it is filled again only after it was emptied. A piece has one event, however many steps it has:
+//! looking for the end of each step costs more than the copies of small ones, and far more where processes share the GPU.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use super::copier::BOUNCE;
@@ -12,7 +14,7 @@ use crate::copier::CopyOp;
 /// Most copies a piece.
 const MOST: usize = 256;
 
-/// A piece: parallel arrays, as the driver's batch call takes them.
+/// A piece: parallel arrays, as the driver's batch call takes them, and the ends of its steps.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) ticket: u64,
@@ -22,11 +24,12 @@ pub(super) struct Segment {
     pub(super) dst: Vec<u64>,
     pub(super) src: Vec<u64>,
     pub(super) size: Vec<usize>,
+    ends: Vec<usize>,
 }
 
 impl Segment {
     fn new() -> Self {
-        let (dst, src, size) = (Vec::new(), Vec::new(), Vec::new());
+        let (dst, src, size, ends) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self {
             ticket: 0,
             last: false,
@@ -34,7 +37,14 @@ impl Segment {
             dst,
             src,
             size,
+            ends,
         }
+    }
+
+    /// Its steps, as ranges of the arrays.
+    pub(super) fn steps(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| start..end)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -48,7 +58,7 @@ impl Segment {
     }
 }
 
-/// Collects the copies of one ticket.
+/// Collects the copies of one step of a ticket.
 #[derive(Default)]
 pub(super) struct Plan {
     direct: Vec<CopyOp>,
@@ -113,8 +123,8 @@ impl Plan {
         self.bounced_ops
     }
 
-    /// Appends the pieces to `queue`: at least one, so that every ticket ends.
-    pub(super) fn finish(&mut self, ticket: u64, born: Instant, queue: &mut VecDeque<Segment>) {
+    /// What was collected becomes steps, at the end of `queue`; the next copies come after them.
+    pub(super) fn step(&mut self, ticket: u64, born: Instant, queue: &mut VecDeque<Segment>) {
         let Self {
             direct,
             bounced,
@@ -122,13 +132,19 @@ impl Plan {
             spare,
             ..
         } = self;
-        let mut add = |ops: &mut dyn Iterator<Item = &CopyOp>| {
-            let mut segment = spare.pop().unwrap_or_else(Segment::new);
-            (segment.ticket, segment.last, segment.born) = (ticket, false, born);
-            for op in ops {
-                segment.push(op.dst, op.src, op.len as usize);
+        let mut add = |ops: &mut dyn ExactSizeIterator<Item = &CopyOp>| {
+            let joins = queue
+                .back()
+                .is_some_and(|s| s.ticket == ticket && s.len() + ops.len() <= MOST);
+            if !joins {
+                queue.push_back(spawn(spare, ticket, born));
             }
-            queue.push_back(segment);
+            if let Some(segment) = queue.back_mut() {
+                for op in ops {
+                    segment.push(op.dst, op.src, op.len as usize);
+                }
+                segment.ends.push(segment.len());
+            }
         };
         for ops in direct.chunks(MOST) {
             add(&mut ops.iter());
@@ -142,8 +158,17 @@ impl Plan {
                 add(&mut round.iter().map(|(_, outward)| outward));
             }
         }
-        if direct.is_empty() && bounced.is_empty() {
-            add(&mut std::iter::empty());
+        direct.clear();
+        bounced.clear();
+        rounds.clear();
+        self.bounce_used = 0;
+    }
+
+    /// The last step, and the end of the ticket: it has at least one piece, so that every ticket ends.
+    pub(super) fn finish(&mut self, ticket: u64, born: Instant, queue: &mut VecDeque<Segment>) {
+        self.step(ticket, born, queue);
+        if queue.back().is_none_or(|s| s.ticket != ticket) {
+            queue.push_back(spawn(&mut self.spare, ticket, born));
         }
         if let Some(segment) = queue.back_mut() {
             segment.last = true;
@@ -156,8 +181,19 @@ impl Plan {
             segment.dst.clear();
             segment.src.clear();
             segment.size.clear();
+            segment.ends.clear();
             self.spare.push(segment);
         }
+    }
+}
+
+fn spawn(spare: &mut Vec<Segment>, ticket: u64, born: Instant) -> Segment {
+    let segment = spare.pop().unwrap_or_else(Segment::new);
+    Segment {
+        ticket,
+        last: false,
+        born,
+        ..segment
     }
 }
 
@@ -206,11 +242,49 @@ mod tests {
         assert_eq!(finish(&mut plan)[0].len(), 0);
     }
 
-    /// Runs pieces as the engine may, copies of one piece in any order, on a toy memory.
+    #[test]
+    fn steps_share_pieces_as_far_as_there_is_room() {
+        let mut plan = Plan::default();
+        let mut queue = VecDeque::new();
+        let op = CopyOp {
+            dst: 1,
+            src: 2,
+            len: 3,
+        };
+        // Three hundred lone copies, one of no bytes among them, and at the end some that have no order.
+        for i in 0..301 {
+            plan.direct(&CopyOp {
+                len: op.len * u64::from(i != 7),
+                ..op
+            });
+            plan.step(7, Instant::now(), &mut queue);
+        }
+        (0..10).for_each(|_| plan.direct(&op));
+        plan.finish(7, Instant::now(), &mut queue);
+        let steps: Vec<Vec<_>> = queue.iter().map(|s| s.steps().collect()).collect();
+        assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [256, 45]);
+        assert!(
+            steps[0]
+                .iter()
+                .enumerate()
+                .all(|(i, step)| *step == (i..i + 1))
+        );
+        assert_eq!(steps[1][43..], [43..44, 44..54]);
+        assert_eq!(
+            queue.iter().map(|s| s.last).collect::<Vec<_>>(),
+            [false, true]
+        );
+        // Another ticket shares nothing with it.
+        plan.direct(&op);
+        plan.finish(8, Instant::now(), &mut queue);
+        assert_eq!(queue.len(), 3);
+    }
+
+    /// Runs pieces as the engine may, copies of one step in any order, on a toy memory.
     fn run(pieces: &[Segment], memory: &mut [u8], base: u64) {
-        for piece in pieces {
+        for (piece, step) in pieces.iter().flat_map(|p| p.steps().map(move |s| (p, s))) {
             let before = memory.to_vec();
-            for i in (0..piece.len()).rev() {
+            for i in step.rev() {
                 let (dst, src) = (
                     (piece.dst[i] - base) as usize,
                     (piece.src[i] - base) as usize,

@@ -1,7 +1,8 @@
 //! One copy engine as one core uses it: batches being filled, batches under way.
 //!
 //! Batches are numbered. On an ordered engine the number of a batch says what it comes after, so a later copy of the
-//! same QP is simply put into a later batch; nobody waits for an earlier one on the CPU.
+//! same QP is simply put into a later batch; nobody waits for an earlier one on the CPU. Small ones that wait there go to the
+//! engine together, as the steps of one: a hundred signals in a row cost one submission, and their end is looked for once.
 
 use std::{
     collections::VecDeque,
@@ -21,6 +22,10 @@ pub(super) type JobId = u32;
 
 /// Batches that may be filled ahead of the one that is submitted next.
 const AHEAD: u64 = 8;
+/// The same on an ordered engine, where as many signals of one QP, a batch each, may go together.
+const AHEAD_ORDERED: u64 = 256;
+/// A submission of so many bytes is full: it takes the engine long enough that others gain nothing by going with it.
+const FULL: u64 = 128 << 10;
 
 /// What is to be done when a copy has ended.
 #[derive(Debug)]
@@ -66,6 +71,7 @@ pub(super) struct Done {
     pub(super) result: Result<(), Arc<DmaFailure>>,
 }
 
+/// One submission.
 struct Batch {
     /// Of the engine; an error if it refused the batch; `None` if there was nothing to copy.
     ticket: Option<Result<u64, Arc<DmaFailure>>>,
@@ -84,11 +90,14 @@ pub(super) struct Channel {
     pub(super) stalled: Option<Arc<DmaFailure>>,
     max_batch: usize,
     max_in_flight: usize,
+    ahead: u64,
     /// Number of the batch at the front of `queue`.
     base: u64,
     queue: VecDeque<Vec<Op>>,
     in_flight: VecDeque<Batch>,
     copies: Vec<DmaOp>,
+    /// Where steps begin in them.
+    steps: Vec<usize>,
     /// Empty lists, to be filled again.
     spare: Vec<Vec<Op>>,
 }
@@ -99,6 +108,7 @@ impl Channel {
             ordered: dma.ordered(),
             max_batch: dma.max_batch().max(1),
             max_in_flight: dma.max_in_flight().max(1),
+            ahead: if dma.ordered() { AHEAD_ORDERED } else { AHEAD },
             dma,
             pool: Pool::new(me, false),
             lent: Pool::new(me, true),
@@ -107,6 +117,7 @@ impl Channel {
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             copies: Vec::new(),
+            steps: Vec::new(),
             spare: Vec::new(),
         }
     }
@@ -117,7 +128,7 @@ impl Channel {
 
     /// The first batch from number `from` on that has room, not too far ahead.
     pub(super) fn room(&self, from: u64) -> Option<u64> {
-        Some(self.first_room(from)).filter(|&number| number < self.base + AHEAD)
+        Some(self.first_room(from)).filter(|&number| number < self.base + self.ahead)
     }
 
     /// As [`Channel::room`], however far ahead: for second halves, which others wait for.
@@ -148,7 +159,7 @@ impl Channel {
 
     /// Takes back an empty list.
     pub(super) fn recycle(&mut self, ops: Vec<Op>) {
-        if self.spare.len() < 2 * AHEAD as usize {
+        if self.spare.len() < 2 * self.ahead as usize {
             self.spare.push(ops);
         }
     }
@@ -174,22 +185,56 @@ impl Channel {
         jobs
     }
 
+    /// How many of the waiting batches make the next submission, and whether it is full.
+    fn next(&self) -> (usize, bool) {
+        let (mut ops, mut bytes) = (0, 0);
+        for (count, batch) in self.queue.iter().enumerate() {
+            if count > 0 && (!self.ordered || ops + batch.len() > self.max_batch) {
+                return (count, self.ordered);
+            }
+            ops += batch.len();
+            bytes += batch.iter().map(|op| op.copy.len).sum::<u64>();
+            if ops >= self.max_batch || bytes >= FULL {
+                return (count + 1, true);
+            }
+        }
+        (self.queue.len(), false)
+    }
+
     /// Submits what waits, as far as batches may be under way.
     pub(super) fn submit(&mut self, now: Instant) {
         while self.stalled.is_none() && self.in_flight.len() < self.max_in_flight {
-            let Some(ops) = self.queue.pop_front() else {
+            let (count, full) = self.next();
+            if count == 0 || !full && self.in_flight.len() >= self.max_in_flight.div_ceil(4) {
                 return;
-            };
-            self.base += 1;
-            if ops.is_empty() {
-                continue;
             }
             self.copies.clear();
-            self.copies
-                .extend(ops.iter().filter(|op| !op.skip).map(|op| op.copy));
+            self.steps.clear();
+            let mut ops = Vec::new();
+            for mut batch in self.queue.drain(..count) {
+                self.base += 1;
+                if !self.copies.is_empty() {
+                    self.steps.push(self.copies.len());
+                }
+                self.copies
+                    .extend(batch.iter().filter(|op| !op.skip).map(|op| op.copy));
+                if ops.is_empty() {
+                    ops = batch;
+                } else {
+                    ops.append(&mut batch);
+                    self.spare.push(batch);
+                }
+            }
+            if ops.is_empty() {
+                self.recycle(ops);
+                continue;
+            }
+            // A step that nothing is left of is none.
+            self.steps.dedup();
+            self.steps.pop_if(|last| *last == self.copies.len());
             let ticket = (!self.copies.is_empty()).then(|| {
                 self.dma
-                    .submit(&self.copies)
+                    .submit(&self.copies, &self.steps)
                     .map_err(|why| Arc::new(DmaFailure::Engine(why)))
             });
             // Also a batch that failed or is empty takes its turn: buffers it gives back may be in use by an earlier one.

@@ -8,7 +8,7 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-use super::{Dma, DmaOp, Staging};
+use super::{Dma, DmaOp, Staging, steps_of};
 
 /// Device addresses begin here; far from anything that is mapped.
 const DEVICE_BASE: u64 = 0x00d0_0000_0000_0000;
@@ -93,7 +93,7 @@ impl MockMemory {
 }
 
 struct Under {
-    ops: Vec<DmaOp>,
+    steps: Vec<Vec<DmaOp>>,
     /// Polls until it is done.
     polls: u32,
 }
@@ -220,8 +220,16 @@ impl Mock {
 }
 
 impl Dma for Mock {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String> {
         assert!(!ops.is_empty() && ops.len() <= self.max_batch);
+        assert!(
+            self.ordered || steps.is_empty(),
+            "no order was promised to begin with"
+        );
+        assert!(
+            steps_of(ops, steps).all(|step| !step.is_empty()),
+            "{steps:?}"
+        );
         for op in ops {
             self.check(op).unwrap_or_else(|why| panic!("{why}"));
         }
@@ -237,7 +245,7 @@ impl Dma for Mock {
         inner.under.insert(
             ticket,
             Under {
-                ops: ops.to_vec(),
+                steps: steps_of(ops, steps).map(<[DmaOp]>::to_vec).collect(),
                 polls,
             },
         );
@@ -260,17 +268,19 @@ impl Dma for Mock {
             under.polls = under.polls.saturating_sub(1);
             return Ok(false);
         }
-        let mut ops = inner
+        let steps = inner
             .under
             .remove(&ticket)
-            .map(|under| under.ops)
+            .map(|under| under.steps)
             .unwrap_or_default();
         if std::mem::take(&mut inner.fail_next) {
             return Err("failed by the mock".into());
         }
-        ops.shuffle(&mut inner.random);
-        for op in ops {
-            self.memory.copy(op);
+        for mut ops in steps {
+            ops.shuffle(&mut inner.random);
+            for op in ops {
+                self.memory.copy(op);
+            }
         }
         Ok(true)
     }

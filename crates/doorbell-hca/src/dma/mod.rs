@@ -39,11 +39,15 @@ pub struct DmaOp {
 
 /// A copy engine: moves bytes that the CPU cannot touch. None of its methods may wait for a copy.
 pub trait Dma: Send + Sync {
-    /// Starts a batch; its copies may run in any order. Returns a ticket.
+    /// Starts a batch. Returns a ticket.
+    ///
+    /// Its copies may run in any order, but for `steps`: indexes into `ops`, ascending, at each of which a step begins that runs only
+    /// after all copies before it have ended ([`steps_of`] cuts a batch there). Only an engine that is [ordered](Dma::ordered) gets any.
+    /// They are there so that many small copies that follow each other cost one batch, whose end is looked for once.
     ///
     /// # Errors
     /// Text for the user; the QPs concerned go to error.
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String>;
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String>;
 
     /// Is the batch done, and are its bytes visible to CPU and GPU?
     ///
@@ -62,9 +66,10 @@ pub trait Dma: Send + Sync {
         256
     }
 
-    /// Batches under way at most.
+    /// Batches under way at most. A quarter of them are for batches of any size; the rest are for full ones, which gain nothing by waiting
+    /// for more. While another process has the GPU nothing ends for milliseconds, and whatever was not given to it by then waits a turn more.
     fn max_in_flight(&self) -> usize {
-        4
+        16
     }
 
     /// Names the device. Copies within one device are refused by some engines (CUDA's need an SM, which a spinning
@@ -119,6 +124,17 @@ pub trait Dma: Send + Sync {
     fn export(&self, _addr: u64, _len: u64) -> Result<DeviceHandle, String> {
         Err("this copy engine exports no memory".into())
     }
+}
+
+/// The steps of a batch, as [`Dma::submit`] gets it.
+pub fn steps_of<'a>(ops: &'a [DmaOp], steps: &'a [usize]) -> impl Iterator<Item = &'a [DmaOp]> {
+    let ends = steps.iter().copied().chain([ops.len()]);
+    let mut start = 0;
+    ends.map(move |end| {
+        let step = &ops[start..end];
+        start = end;
+        step
+    })
 }
 
 /// Opaque to the HCA: what [`Dma::export`] gives and the peer's importer takes.

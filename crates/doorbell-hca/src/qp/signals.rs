@@ -116,7 +116,7 @@ impl Signals {
                     src: source.ptr.addr().get() as u64,
                     len: self.words as u64 * 8,
                 };
-                if let Err(reason) = dma.submit(&[op]) {
+                if let Err(reason) = dma.submit(&[op], &[]) {
                     tracing::error!(
                         "signals of a failed queue pair could not be released: {reason}"
                     );

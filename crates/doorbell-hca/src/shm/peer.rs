@@ -104,8 +104,8 @@ struct PeerDma {
 }
 
 impl Dma for PeerDma {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
-        self.engine.submit(ops)
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String> {
+        self.engine.submit(ops, steps)
     }
     fn poll(&self, ticket: u64) -> Result<bool, String> {
         self.engine.poll(ticket)

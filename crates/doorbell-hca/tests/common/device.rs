@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use doorbell_hca::dma::{Dma, DmaOp};
+use doorbell_hca::dma::{Dma, DmaOp, steps_of};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Device addresses begin here: nothing is mapped there.
@@ -12,10 +12,13 @@ pub(crate) const BASE: u64 = 0x00d0_0000_0000_0000;
 /// Sees the memory after each single copy, as a thread on the device might.
 type Watch = Box<dyn FnMut(&[u8]) + Send>;
 
+/// A batch under way: its ticket, its steps, and polls until it is done.
+type Waiting = (u64, Vec<Vec<DmaOp>>, u32);
+
 /// A device with a copy engine that moves a batch when it has been polled often enough.
 pub(crate) struct Device {
     memory: Mutex<Vec<u8>>,
-    batches: Mutex<Vec<(u64, Vec<DmaOp>, u32)>>,
+    batches: Mutex<Vec<Waiting>>,
     next: AtomicU64,
     polls: u32,
     random: Option<Mutex<StdRng>>,
@@ -95,6 +98,12 @@ impl Device {
         }
     }
 
+    /// Batches that were asked for so far.
+    #[allow(dead_code, reason = "not every test program needs it")]
+    pub(crate) fn batches(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) - 1
+    }
+
     #[allow(dead_code, reason = "not every test program needs it")]
     pub(crate) fn batches_under_way(&self) -> usize {
         self.batches.lock().expect("not poisoned").len()
@@ -110,7 +119,7 @@ impl Device {
 }
 
 impl Dma for Device {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String> {
         if self.broken.load(Ordering::Relaxed) {
             return Err("broken on purpose".into());
         }
@@ -123,10 +132,11 @@ impl Dma for Device {
                 .random_range(0..=self.polls),
             None => self.polls,
         };
-        self.batches
-            .lock()
-            .expect("not poisoned")
-            .push((ticket, ops.to_vec(), polls));
+        self.batches.lock().expect("not poisoned").push((
+            ticket,
+            steps_of(ops, steps).map(<[DmaOp]>::to_vec).collect(),
+            polls,
+        ));
         Ok(ticket)
     }
 
@@ -142,14 +152,16 @@ impl Dma for Device {
             batches[at].2 = batches[at].2.saturating_sub(1);
             return Ok(false);
         }
-        let (_, ops, _) = batches.remove(at);
+        let (_, steps, _) = batches.remove(at);
         let left = self.good.load(Ordering::Relaxed);
         if left == 0 {
             return Err("failed on purpose".into());
         }
         self.good.store(left.saturating_sub(1), Ordering::Relaxed);
-        // Any order is allowed within a batch: last first is as good as any.
-        ops.iter().rev().for_each(|op| self.copy(op));
+        // Any order is allowed within a step: last first is as good as any.
+        steps
+            .iter()
+            .for_each(|ops| ops.iter().rev().for_each(|op| self.copy(op)));
         Ok(true)
     }
 

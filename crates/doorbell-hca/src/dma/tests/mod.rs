@@ -385,8 +385,8 @@ struct Mapped {
 }
 
 impl Dma for Mapped {
-    fn submit(&self, ops: &[DmaOp]) -> Result<u64, String> {
-        self.inner.submit(ops)
+    fn submit(&self, ops: &[DmaOp], steps: &[usize]) -> Result<u64, String> {
+        self.inner.submit(ops, steps)
     }
     fn poll(&self, ticket: u64) -> Result<bool, String> {
         self.inner.poll(ticket)

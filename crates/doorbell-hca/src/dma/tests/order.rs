@@ -152,8 +152,8 @@ fn an_ordered_engine_is_fed_ahead_and_relaxed_writes_share_batches() {
     };
     assert_eq!(
         batches(WriteOrder::Strict),
-        (256, 256),
-        "one batch each, for one QP"
+        (1, 256),
+        "each a step of its own, all of one submission"
     );
     assert_eq!(batches(WriteOrder::Relaxed), (1, 256));
     // Many QPs share batches in any case.
@@ -173,6 +173,74 @@ fn an_ordered_engine_is_fed_ahead_and_relaxed_writes_share_batches() {
     }
     rig.drain();
     assert_eq!(dma.counts(), (1, 256));
+}
+
+/// What many signals in a row cost: submissions, each of which a GPU that is busy with another process may take milliseconds for.
+#[test]
+fn signals_that_wait_go_together() {
+    const SIGNALS: usize = if cfg!(miri) { 12 } else { 600 };
+    let memory = MockMemory::new(DEVICE);
+    let signal = |dma: &Arc<Mock>, i: usize| inline(&[1; 8], device(dma, memory.addr(0, i * 8)));
+    // They come faster than copies end: the first few go at once, one by one, and the rest when one of those has ended.
+    let dma = Mock::new(&memory, 3);
+    dma.stall(true);
+    let mut rig = Rig::new(DmaConfig::default());
+    for i in 0..SIGNALS {
+        rig.start(1, signal(&dma, i));
+        rig.poll();
+    }
+    assert_eq!(
+        dma.counts(),
+        (4 + (SIGNALS / 256) as u64, 4 + (SIGNALS / 256 * 256) as u64)
+    );
+    dma.stall(false);
+    rig.drain();
+    let least = 4 + SIGNALS.div_ceil(256) as u64;
+    assert!(
+        (least - 1..=least + 1).contains(&dma.counts().0),
+        "{:?}",
+        dma.counts()
+    );
+    assert_eq!(dma.counts().1, SIGNALS as u64);
+    assert_eq!(rig.good(1).len(), SIGNALS);
+    // Of an engine that promises no order each waits for the one before.
+    let mut mock = Mock::build(&memory, 0, 3);
+    mock.ordered = false;
+    let dma = Arc::new(mock);
+    let mut rig = Rig::new(DmaConfig::default());
+    for i in 0..SIGNALS {
+        rig.start(1, signal(&dma, i));
+    }
+    rig.drain();
+    assert_eq!(dma.counts(), (SIGNALS as u64, SIGNALS as u64));
+}
+
+#[test]
+fn full_batches_do_not_wait_for_each_other() {
+    const LEN: usize = 64 << 10;
+    let memory = MockMemory::new(DEVICE);
+    let dma = Mock::new(&memory, 3);
+    dma.stall(true);
+    let mut rig = Rig::new(DmaConfig::default());
+    let mut source = vec![1u8; LEN];
+    let source = host(&mut source);
+    let write = |rig: &mut Rig, i: u32, len: usize| {
+        rig.start(
+            i,
+            copy(source.clone(), device(&dma, memory.addr(0, 0)), len),
+        );
+        rig.start(
+            i,
+            copy(source.clone(), device(&dma, memory.addr(0, 0)), len),
+        );
+        rig.poll();
+    };
+    // Two copies to the same bytes are two steps, and together large enough for a submission.
+    (0..20).for_each(|i| write(&mut rig, i, LEN));
+    assert_eq!(dma.counts(), (16, 32), "as many as may be under way");
+    dma.stall(false);
+    rig.drain();
+    assert_eq!(dma.counts().1, 40);
 }
 
 #[test]
