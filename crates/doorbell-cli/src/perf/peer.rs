@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use doorbell::{CqKind, Device, Endpoint, Export, LinkKind, Peer, Qp, QpHandle};
+use doorbell::{CqKind, Endpoint, Export, LinkKind, Peer, Qp, QpHandle};
 use doorbell_gpu::Dims;
 use serde::Serialize;
 
@@ -50,9 +50,9 @@ struct Playing<'b> {
 
 /// Where orders come from and answers go to.
 pub(crate) trait Orders {
-    /// The next order; `None` when there will be none. Meanwhile an engine without a thread of its own (`driven`) is run:
-    /// packets come while nothing is ordered.
-    fn next(&mut self, driven: Option<&Device>) -> Result<Option<Vec<u8>>>;
+    /// The next order; `None` when there will be none. Meanwhile `turn` is called again and again: packets come while
+    /// nothing is ordered.
+    fn next(&mut self, turn: &mut dyn FnMut() -> Turn) -> Result<Option<Vec<u8>>>;
 
     /// Answers it; `false` when there is nobody to tell.
     fn answer(&mut self, answer: Vec<u8>) -> bool;
@@ -65,6 +65,14 @@ pub(crate) trait Orders {
 
     /// This side ends, and why.
     fn tell(&self, why: &str);
+}
+
+/// Who runs the engine of this process, and what came of a look at it.
+pub(crate) enum Turn {
+    /// The caller, who found work or did not.
+    Ours { worked: bool },
+    /// Somebody else, whose CPU is not to be taken; worth asking again after so long.
+    Others(Duration),
 }
 
 /// How a session ended.
@@ -80,9 +88,9 @@ pub(crate) enum Parting {
 struct Stdio;
 
 impl Orders for Stdio {
-    fn next(&mut self, driven: Option<&Device>) -> Result<Option<Vec<u8>>> {
+    fn next(&mut self, turn: &mut dyn FnMut() -> Turn) -> Result<Option<Vec<u8>>> {
         // One order at a time is under way, so what is buffered is never a second one.
-        while !wait_driving(driven, HOUR, |time| readable(&std::io::stdin(), time)) {}
+        while !wait_driving(turn, HOUR, |time| readable(&std::io::stdin(), time)) {}
         let mut line = Vec::new();
         let got = std::io::stdin()
             .lock()
@@ -115,32 +123,33 @@ const NAP: Duration = Duration::from_micros(100);
 /// Without work for so long, naps begin.
 const SPIN: Duration = Duration::from_millis(2);
 const HOUR: Duration = Duration::from_secs(3600);
+/// Between two looks whether the threads that run the engine have ended: what the other side repeats meanwhile waits for so long.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Waits until `ready` within `limit`, running the engine meanwhile; whether it is.
 pub(crate) fn wait_driving(
-    driven: Option<&Device>,
+    turn: &mut dyn FnMut() -> Turn,
     limit: Duration,
     ready: impl Fn(Duration) -> bool,
 ) -> bool {
-    let Some(device) = driven else {
-        return ready(limit);
-    };
     let start = Instant::now();
     let mut busy = start;
     loop {
-        let mut any = false;
-        for _ in 0..ROUNDS {
-            any |= device.poll();
-        }
+        let turn = turn();
         let now = Instant::now();
-        if any {
-            busy = now;
-        }
-        let nap = match now - busy < SPIN {
-            true => Duration::ZERO,
-            false => NAP.min(limit),
+        let nap = match turn {
+            Turn::Others(nap) => nap,
+            Turn::Ours { worked } => {
+                if worked {
+                    busy = now;
+                }
+                match now - busy < SPIN {
+                    true => Duration::ZERO,
+                    false => NAP,
+                }
+            }
         };
-        if ready(nap) {
+        if ready(nap.min(limit)) {
             return true;
         }
         if now - start >= limit {
@@ -199,9 +208,7 @@ pub(crate) fn session(
 }
 
 fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
-    let bench = state.bench;
-    let driven = bench.device.is_caller_driven().then_some(&bench.device);
-    while let Some(text) = orders.next(driven)? {
+    while let Some(text) = orders.next(&mut || state.turn())? {
         let order: Order = serde_json::from_slice(&text).with_context(|| {
             format!(
                 "`{}` is not an order: this side is for `doorbell perf`",
@@ -232,6 +239,25 @@ fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
 }
 
 impl State<'_> {
+    /// Runs the engine for a while, where nobody else does. Threads of a kernel on the host GPU do, while they wait: a second
+    /// driver beside them takes time slices of a CPU that they need.
+    fn turn(&mut self) -> Turn {
+        let device = &self.bench.device;
+        if !device.is_caller_driven() {
+            return Turn::Others(HOUR);
+        }
+        let playing = self.playing.iter_mut().map(|p| &mut p.running);
+        let echoing = self.echoing.iter_mut().map(|e| &mut e.running);
+        if playing.chain(echoing).any(|r| r.runs_engine()) {
+            return Turn::Others(LOOK);
+        }
+        let mut worked = false;
+        for _ in 0..ROUNDS {
+            worked |= device.poll();
+        }
+        Turn::Ours { worked }
+    }
+
     fn obey(&mut self, order: Order, orders: &dyn Orders) -> Result<Vec<u8>> {
         match order {
             Order::Dial { session, address } => {
@@ -388,5 +414,34 @@ impl State<'_> {
         let end = self.end.as_ref().context("there is no end")?;
         end.verify(&playing.order, 1, &mut tally)?;
         Ok(Faults::of(tally))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_takes_no_cpu_from_those_who_run_the_engine() {
+        let long = Duration::from_secs(60);
+        let mut turns = [
+            Turn::Others(LOOK),
+            Turn::Others(HOUR),
+            Turn::Ours { worked: true },
+        ]
+        .into_iter();
+        let naps = RefCell::new(Vec::new());
+        let ready = |nap| {
+            naps.borrow_mut().push(nap);
+            naps.borrow().len() == 3
+        };
+        assert!(wait_driving(
+            &mut || turns.next().unwrap_or(Turn::Ours { worked: false }),
+            long,
+            ready
+        ));
+        assert_eq!(naps.into_inner(), [LOOK, long, Duration::ZERO]);
     }
 }

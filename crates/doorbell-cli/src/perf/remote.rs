@@ -10,7 +10,7 @@ use doorbell::connect::{Agreed, Introduction};
 use doorbell::{Channel, ConnectError, Greeting, Launched, Line};
 
 use super::bench::{Bench, Benches};
-use super::peer::{Orders, Parting, session, wait_driving};
+use super::peer::{Orders, Parting, Turn, session, wait_driving};
 use super::pipe::Partner;
 use crate::args::{Link, PerfArgs, Place};
 use crate::{Ended, WrongArguments};
@@ -235,9 +235,9 @@ pub(crate) struct Over<'a> {
 }
 
 impl Orders for Over<'_> {
-    fn next(&mut self, driven: Option<&doorbell::Device>) -> Result<Option<Vec<u8>>> {
+    fn next(&mut self, turn: &mut dyn FnMut() -> Turn) -> Result<Option<Vec<u8>>> {
         // The initiator may measure for as long as it likes, while it gives signs of life.
-        while !wait_driving(driven, SLICE, |time| self.channel.wait(time)) {
+        while !wait_driving(turn, SLICE, |time| self.channel.wait(time)) {
             (self.stop)()?;
             if self.channel.trouble(self.timeout).is_some() {
                 return Ok(None);

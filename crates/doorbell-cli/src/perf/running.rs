@@ -140,6 +140,13 @@ impl Running<'_> {
         }
     }
 
+    /// Do the kernel's own threads run a caller-driven engine now, while they wait?
+    pub(crate) fn runs_engine(&mut self) -> bool {
+        let theirs = !self.drives && self.bench.device.is_caller_driven();
+        // How it failed is said by who waits for its end.
+        theirs && matches!(self.launch.is_done(), Ok(false))
+    }
+
     /// An error if the kernel has ended, which it should not have.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         if self.launch.is_done()? {
