@@ -231,6 +231,48 @@ fn a_signal_in_host_memory_follows_the_puts_to_the_device() {
 }
 
 #[test]
+fn puts_with_a_signal_each_share_batches() {
+    const PUTS: u64 = 100;
+    let rig = Rig::new();
+    let device = Device::new(4096, 5, true);
+    let dst = Side::new(&rig, Some(&device), 0);
+    let (src, signal) = (rig.region(LEN), rig.region(64));
+    src.fill(0, &[7; LEN]);
+    let mut qp = rig.loopback(Options {
+        log_depth: 8,
+        ..Options::default()
+    });
+    let mut last = 0;
+    for i in 0..PUTS {
+        let to = 8 * (i % (LEN as u64 / 8));
+        qp.post(&Wqe::write(dst.remote(to), src.local(0, 8)).expect("write"));
+        last = qp.post(
+            &Wqe::fetch_add(signal.remote(0), signal.local(8, 8), 1)
+                .expect("fa")
+                .signalled(true),
+        );
+    }
+    // What is posted while the engine's first batches are under way is a batch, however many signals are in it.
+    device.stuck.store(true, Ordering::Relaxed);
+    qp.ring();
+    for _ in 0..PUTS {
+        rig.driver.poll();
+    }
+    assert_eq!(signal.u64(0), 0);
+    device.stuck.store(false, Ordering::Relaxed);
+    qp.wait(&rig, last);
+    assert_eq!((signal.u64(0), signal.u64(8)), (PUTS, PUTS - 1));
+    // Full batches all of them: signals cost none, nor does what waited for room.
+    assert_eq!(device.batches(), PUTS / device.max_batch() as u64);
+    assert_eq!(device.copies.load(Ordering::Relaxed), PUTS);
+    assert_eq!(
+        qp.hca_qp().counters().parked,
+        0,
+        "nothing waited for a signal"
+    );
+}
+
+#[test]
 fn an_immediate_follows_its_data_to_the_device() {
     let rig = Rig::new();
     let device = Device::new(4096, 3, true);

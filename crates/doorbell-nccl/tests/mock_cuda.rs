@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
+use common::gin::{AGGREGATE, Signal, With};
 use common::jobs::{Part, play};
 use common::scenes::{all_to_all, strict, whole};
-use common::{Gather, Pages, Rank, on_the_host};
+use common::{Gather, LONG, Pages, Rank, config, on_the_host};
 
 /// Builds `libcuda.so.1` and returns its folder, for `LD_LIBRARY_PATH`.
 fn stand_in() -> &'static str {
@@ -69,6 +70,20 @@ impl Driver {
         Pages::foreign(at, len)
     }
 
+    /// What has been handed to copy engines so far: launches, and copies in them.
+    fn launches(&self) -> (u64, u64) {
+        // SAFETY: the function's type in the source.
+        unsafe {
+            let get = self
+                .0
+                .get::<unsafe extern "C" fn(*const c_char) -> u64>(b"mock_get");
+            let get = get.expect("a function");
+            let count = |name: &CStr| get(name.as_ptr());
+            let (copies, batches) = (count(c"copies"), count(c"batches"));
+            (copies - count(c"batched_copies") + batches, copies)
+        }
+    }
+
     fn violation(&self) -> String {
         // SAFETY: the function's type in the source; the text is static.
         unsafe {
@@ -92,16 +107,78 @@ fn peer_process() {
         let each = scene.ends_with("each");
         let device = if each { rank as c_int } else { 0 };
         driver.set_device(device);
-        run(rank, gather, scene, |len| driver.pages(each, device, len));
+        run(rank, gather, scene, &driver, |len| {
+            driver.pages(each, device, len)
+        });
     });
     assert_eq!(driver.violation(), "");
 }
 
-fn run(rank: usize, gather: &Arc<Gather>, what: &str, pages: impl Fn(usize) -> Pages) {
+fn run(
+    rank: usize,
+    gather: &Arc<Gather>,
+    what: &str,
+    driver: &Driver,
+    pages: impl Fn(usize) -> Pages,
+) {
     whole(rank, gather, |r: &Rank| match what {
+        "signals one" | "signals each" => signals(r, driver, &pages),
         "strict one" | "strict each" => strict(r, &pages, 20),
         _ => all_to_all(r, &pages, 30_000),
     });
+}
+
+/// Puts with a signal each, all of them rung at once: nobody sees a signal before its data, and they share launches.
+fn signals(rank: &Rank, driver: &Driver, pages: impl Fn(usize) -> Pages) {
+    const PUTS: u64 = 64;
+    let pages = pages(1 << 16);
+    let (window, win) = rank.register(&pages, 0);
+    let context = rank.create(config(1, 0, 1, 256));
+    let gin = context.gin(0);
+    for i in 0..PUTS {
+        pages.write(8 * i as usize, &(i + 1).to_ne_bytes());
+    }
+    let to = (rank.rank + 1) % rank.ranks;
+    rank.gather.barrier(rank.rank);
+    let before = driver.launches();
+    if rank.rank == 0 {
+        for i in 0..PUTS {
+            let with = With {
+                signal: Some((Signal::Indexed(0), 1)),
+                opts: if i + 1 < PUTS { AGGREGATE } else { 0 },
+                counter: None,
+            };
+            gin.put(to, (win, 8192 + 8 * i), (win, 8 * i), 8, with);
+        }
+    }
+    if rank.rank == to || rank.rank == 1 {
+        loop {
+            let seen = gin.read_signal(0);
+            for i in 0..seen {
+                let at = 8192 + 8 * i as usize;
+                assert_eq!(pages.word(at), i + 1, "signal {seen} came before its data");
+            }
+            if seen == PUTS {
+                break;
+            }
+        }
+    }
+    if rank.rank == 0 {
+        gin.flush_all(LONG).expect("complete");
+        let after = driver.launches();
+        let (launches, copies) = (after.0 - before.0, after.1 - before.1);
+        // Within one GPU a copy is two. An engine's turn may end before the last of them: a few launches more are no trip a signal.
+        let each = if copies > PUTS { 2 } else { 1 };
+        assert_eq!(copies, each * PUTS);
+        assert!(
+            launches <= PUTS / 4,
+            "{launches} launches for {PUTS} puts with a signal"
+        );
+    }
+    rank.gather.barrier(rank.rank);
+    assert!(!context.has_error());
+    context.destroy();
+    rank.deregister(window);
 }
 
 fn on_mock(scene: &str, ranks: usize, each: usize, more: &[(&str, &str)]) {
@@ -147,4 +224,12 @@ fn strict_windows_keep_the_order_of_writes_in_gpu_memory() {
     let slowly = [("DOORBELL_HANDLER", "record"), ("MOCK_BATCH_US", "2000")];
     on_mock("strict one", 2, 2, &slowly);
     on_mock("strict each", 2, 1, &slowly);
+}
+
+#[test]
+fn puts_with_a_signal_each_share_launches_and_no_signal_comes_first() {
+    let slowly = [("DOORBELL_HANDLER", "record"), ("MOCK_BATCH_US", "2000")];
+    on_mock("signals one", 1, 1, &slowly);
+    on_mock("signals one", 2, 2, &slowly);
+    on_mock("signals each", 2, 1, &slowly);
 }

@@ -5,8 +5,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use doorbell_wire::Width;
-
 use super::{
     Dma, DmaOp,
     channel::{JobId, Op, Role},
@@ -25,6 +23,16 @@ enum Simple<'a> {
     Bounce { src: u64, dst: u64 },
 }
 
+/// What became of a piece that may be simple.
+pub(super) enum AtOnce {
+    /// It is in its batches, as so many copies.
+    Put(u32),
+    /// It will be, but its turn has not come: those before it, words, or the batches and buffers that are full.
+    Later,
+    /// It is another kind of job.
+    Otherwise,
+}
+
 fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
     let fits = piece.len <= LARGE as u64;
     Some(match route(&piece.src, &piece.dst, piece.len) {
@@ -38,36 +46,49 @@ fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
 }
 
 impl DmaCore {
-    /// Puts a simple piece into its batches if its turn has come: how many copies it is. `None`: it waits in line.
+    /// Puts a simple piece into its batches if its turn has come.
     pub(super) fn put_at_once(
         &mut self,
         qp: u32,
         id: JobId,
         piece: &Piece,
         signal: bool,
-    ) -> Option<u32> {
-        if piece.len == 0 {
-            return None;
-        }
-        let (dma, what) = simple(piece)?;
+    ) -> AtOnce {
+        let Some((dma, what)) = (piece.len > 0).then(|| simple(piece)).flatten() else {
+            return AtOnce::Otherwise;
+        };
         let index = self.channel(dma);
         let (channel, pipe) = (&mut self.channels[index], &mut self.pipes[qp as usize]);
-        if channel.stalled.is_some() || pipe.dead || !pipe.streams(index, channel.ordered) {
-            return None;
+        if channel.stalled.is_some() || pipe.dead {
+            return AtOnce::Otherwise;
+        }
+        if !pipe.streams(index, channel.ordered) {
+            return AtOnce::Later;
         }
         let (from, to) = piece.ranges();
         let relaxed = self.config.order == WriteOrder::Relaxed && !signal;
         let turn = Turn { from, to, relaxed };
+        if pipe.waits_for_words(relaxed, |words| turn.touches(words)) {
+            return AtOnce::Later;
+        }
         let len = piece.len;
         let (number, ops) = match what {
             Simple::Move { src, dst } => {
-                let number = pipe.batch(channel, &turn, 0)?;
+                let Some(number) = pipe.batch(channel, &turn, 0) else {
+                    return AtOnce::Later;
+                };
                 channel.put(number, Op::new(id, DmaOp { dst, src, len }, Role::Move));
                 (number, 1)
             }
             Simple::Fill { src, dst } => {
-                let number = pipe.batch(channel, &turn, 0)?;
-                let (slot, _) = channel.pool.take(&**dma, len).ok()??;
+                let Some(number) = pipe.batch(channel, &turn, 0) else {
+                    return AtOnce::Later;
+                };
+                let slot = match channel.pool.take(&**dma, len) {
+                    Ok(Some((slot, _))) => slot,
+                    Ok(None) => return AtOnce::Later,
+                    Err(_) => return AtOnce::Otherwise,
+                };
                 // SAFETY: the source has `len` bytes; the buffer is ours and has room for them.
                 unsafe { src.copy(0, slot.ptr(), len) };
                 let copy = DmaOp {
@@ -85,9 +106,17 @@ impl DmaCore {
                 } else {
                     0
                 };
-                let first = channel.room(least)?;
-                let number = pipe.batch(channel, &turn, first + 1)?;
-                let (slot, _) = channel.pool.take(&**dma, len).ok()??;
+                let Some(first) = channel.room(least) else {
+                    return AtOnce::Later;
+                };
+                let Some(number) = pipe.batch(channel, &turn, first + 1) else {
+                    return AtOnce::Later;
+                };
+                let slot = match channel.pool.take(&**dma, len) {
+                    Ok(Some((slot, _))) => slot,
+                    Ok(None) => return AtOnce::Later,
+                    Err(_) => return AtOnce::Otherwise,
+                };
                 let (gather, out) = (
                     DmaOp {
                         dst: slot.addr(),
@@ -108,7 +137,7 @@ impl DmaCore {
         };
         pipe.put(number, &turn);
         (pipe.channel, pipe.steps) = (Some(index), false);
-        Some(ops)
+        AtOnce::Put(ops)
     }
 
     /// Starts and continues jobs of a QP as far as possible.
@@ -144,21 +173,41 @@ impl DmaCore {
         else {
             return Ok(false);
         };
-        // It may be simple, and have waited only for those before it.
-        if let (
-            false,
-            Task::Copy {
-                pieces: Pieces::One(piece),
-                signal,
-                ..
-            },
-        ) = (rest.begun, &rest.task)
-            && let Some(ops) = self.put_at_once(qp, id, piece, *signal)
-        {
+        if let (false, Task::Word(word)) = (rest.begun, &rest.task) {
+            // It is carried out when it is the oldest.
+            self.pipes[qp as usize].await_word(Range::of_word(word.at, word.width));
             if let Some(state) = &mut self.jobs[id as usize] {
-                (state.ops, state.issued) = (ops, true);
+                state.rest = Some(rest);
             }
             return Ok(true);
+        }
+        // It may be simple, and have waited only for those before it.
+        let at_once = match (rest.begun, &rest.task) {
+            (
+                false,
+                Task::Copy {
+                    pieces: Pieces::One(piece),
+                    signal,
+                    ..
+                },
+            ) => self.put_at_once(qp, id, piece, *signal),
+            _ => AtOnce::Otherwise,
+        };
+        if let (false, Some(state)) = (
+            matches!(at_once, AtOnce::Otherwise),
+            &mut self.jobs[id as usize],
+        ) {
+            return Ok(match at_once {
+                AtOnce::Put(ops) => {
+                    (state.ops, state.issued) = (ops, true);
+                    true
+                }
+                _ => {
+                    // It does not begin as anything else: that would cost it a batch of its own, and those behind it theirs.
+                    state.rest = Some(rest);
+                    false
+                }
+            });
         }
         let put = match self.begin(qp, &mut rest, now) {
             Ok(true) => self.put_pieces(id, &mut rest),
@@ -211,7 +260,10 @@ impl DmaCore {
             },
         };
         let reads_written = pipe.reads_written(from);
-        if behind && (!streams || (plan.eager && reads_written)) {
+        let relaxed = rest.task.is_relaxed(self.config.order);
+        let waits = (plan.eager && reads_written)
+            || pipe.waits_for_words(relaxed, |words| rest.task.touches(words));
+        if behind && (!streams || waits) {
             return Ok(false);
         }
         if let Some(failure) = channel.and_then(|c| c.stalled.clone()) {
@@ -259,7 +311,8 @@ impl DmaCore {
         };
         match &rest.task {
             Task::Atomic(atomic) => add(Some(self.channel(&atomic.dma)), true, false),
-            Task::Word { .. } => add(None, true, false),
+            // The pipe has those.
+            Task::Word(_) => add(None, true, false),
             Task::Copy { pieces, .. } => {
                 for piece in (0..).map_while(|i| pieces.get(i)) {
                     match route(&piece.src, &piece.dst, piece.len) {
@@ -292,14 +345,7 @@ impl DmaCore {
         let put = match &rest.task {
             Task::Copy { .. } => self.put_copy(id, rest),
             Task::Atomic(_) => self.put_atomic(id, rest),
-            Task::Word { at, new } => {
-                // SAFETY: the word was checked and is valid until the job is retired; nothing before it is under way.
-                let old = unsafe { crate::engine::modify(*at, Width::Eight, new) };
-                if let Some(state) = &mut self.jobs[id as usize] {
-                    state.old = old;
-                }
-                Ok(true)
-            }
+            Task::Word(_) => Ok(true),
         };
         put.map_err(|why| Arc::new(DmaFailure::Engine(why)))
     }

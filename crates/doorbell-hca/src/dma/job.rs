@@ -43,10 +43,15 @@ pub enum Work {
         /// Where the old value goes, if not only into [`Event::Completed`]: in host order for 8 bytes, big-endian for 4 (as mlx5's do).
         sink: Option<Place>,
     },
-    /// An atomic on eight bytes of host memory, by the CPU when its turn has come. The old value is in [`Event::Completed`].
+    /// An atomic on a word of host memory, by the CPU as soon as everything before it has ended. It holds nothing back: relaxed copies behind it
+    /// may begin earlier ([`super::WriteOrder::Relaxed`]) unless they touch the word. The old value is in [`Event::Completed`].
     Word {
         /// The word, aligned.
         at: Shared<u8>,
+        /// 4 or 8 bytes.
+        width: Width,
+        /// Where the old value goes, if not only into [`Event::Completed`]: in host order for 8 bytes, big-endian for 4.
+        sink: Option<Shared<u8>>,
         /// The new value from the old one; called again if the word changed meanwhile.
         new: Box<dyn Fn(u64) -> u64 + Send>,
     },
@@ -87,6 +92,14 @@ pub(super) struct Range {
 }
 
 impl Range {
+    pub(super) fn of_word(at: Shared<u8>, width: Width) -> Self {
+        let start = at.addr() as u64;
+        Self {
+            start,
+            end: start.saturating_add(u64::from(width.bytes())),
+        }
+    }
+
     pub(super) fn is_apart(self, other: Self) -> bool {
         self.end <= other.start || other.end <= self.start
     }

@@ -13,9 +13,10 @@ use super::{
     Buffer, Dma, DmaOp,
     atomic::Atomic,
     channel::{Channel, Done, JobId, Op, Role},
-    job::{DmaFailure, Event, Job, Pieces, Work},
+    issue::AtOnce,
+    job::{DmaFailure, Event, Job, Pieces, Range, Work},
     staging::Slot,
-    state::{Pipe, Rest, State, Task},
+    state::{Pipe, Rest, State, Task, Word},
 };
 
 /// How strictly plain writes of one QP follow each other in device memory.
@@ -126,19 +127,30 @@ impl DmaCore {
             self.jobs.push(None);
             (self.jobs.len() - 1) as JobId
         });
+        let pipe = &mut self.pipes[qp];
         let ops = match &job.work {
+            _ if pipe.listed => None,
             Work::Copy {
                 pieces: Pieces::One(piece),
                 signal,
-            } if !self.pipes[qp].listed => self.put_at_once(job.qp, id, piece, *signal),
+            } => match self.put_at_once(job.qp, id, piece, *signal) {
+                AtOnce::Put(ops) => Some(ops),
+                AtOnce::Later | AtOnce::Otherwise => None,
+            },
+            // It is carried out when those before it have ended; there must be some.
+            Work::Word { at, width, .. } if !pipe.jobs.is_empty() => {
+                pipe.await_word(Range::of_word(*at, *width));
+                Some(0)
+            }
             _ => None,
         };
-        let rest = ops.is_none().then(|| Box::new(Rest::of(job.work, now)));
+        let waits = ops.is_none() || matches!(job.work, Work::Word { .. });
+        let rest = waits.then(|| Box::new(Rest::of(job.work, now)));
         self.jobs[id as usize] = Some(State {
             qp: job.qp,
             ops: ops.unwrap_or(0),
             cookie: job.cookie,
-            issued: rest.is_none(),
+            issued: !waits,
             rest,
             failed: None,
             hold: job.hold,
@@ -341,9 +353,13 @@ impl DmaCore {
         }
         while let Some(&front) = pipe.jobs.front().filter(|_| !pipe.dead) {
             let slot = &mut self.jobs[front as usize];
-            let Some(state) = slot.as_mut().filter(|state| state.ended()) else {
+            let Some(state) = slot.as_mut() else { return };
+            if state.carry_out_word() {
+                pipe.word_ended();
+            }
+            if !state.ended() {
                 return;
-            };
+            }
             pipe.jobs.pop_front();
             pipe.started = pipe.started.saturating_sub(1);
             let result = match &state.failed {
@@ -426,7 +442,17 @@ impl Rest {
                 lock: None,
                 written: false,
             }),
-            Work::Word { at, new } => Task::Word { at, new },
+            Work::Word {
+                at,
+                width,
+                sink,
+                new,
+            } => Task::Word(Word {
+                at,
+                width,
+                sink,
+                new,
+            }),
         };
         Self {
             task,

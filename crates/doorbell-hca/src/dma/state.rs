@@ -2,10 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
+use doorbell_wire::Width;
+
 use super::{
+    WriteOrder,
     atomic::Atomic,
     channel::{Channel, JobId},
-    job::{DmaFailure, Pieces, Range, Ranges},
+    job::{DmaFailure, Pieces, Range, Ranges, put_old},
     staging::Slot,
 };
 use crate::raw::Shared;
@@ -18,10 +21,33 @@ pub(super) enum Task {
         offset: u64,
     },
     Atomic(Atomic),
-    Word {
-        at: Shared<u8>,
-        new: Box<dyn Fn(u64) -> u64 + Send>,
-    },
+    Word(Word),
+}
+
+/// An atomic by the CPU.
+pub(super) struct Word {
+    pub(super) at: Shared<u8>,
+    pub(super) width: Width,
+    pub(super) sink: Option<Shared<u8>>,
+    pub(super) new: Box<dyn Fn(u64) -> u64 + Send>,
+}
+
+impl Task {
+    /// May it be visible before or after its neighbours, as long as they do not touch the same bytes?
+    pub(super) fn is_relaxed(&self, order: WriteOrder) -> bool {
+        order == WriteOrder::Relaxed && matches!(self, Self::Copy { signal: false, .. })
+    }
+
+    /// Does it read or write any of these bytes?
+    pub(super) fn touches(&self, bytes: Range) -> bool {
+        match self {
+            Self::Copy { pieces, .. } => (0..).map_while(|i| pieces.get(i)).any(|piece| {
+                let (from, to) = piece.ranges();
+                !from.is_apart(bytes) || !to.is_apart(bytes)
+            }),
+            Self::Atomic(_) | Self::Word(_) => true,
+        }
+    }
 }
 
 /// Where a job's copies go, found out once.
@@ -71,6 +97,25 @@ impl State {
     pub(super) fn ended(&self) -> bool {
         self.failed.is_some() || (self.issued && self.ops == 0)
     }
+
+    /// It is the oldest of its QP: if it is a word, everything before it has ended, and it is carried out. `true`: it was.
+    pub(super) fn carry_out_word(&mut self) -> bool {
+        let is_word = |rest: &mut Box<Rest>| matches!(rest.task, Task::Word(_));
+        let Some(rest) = self.rest.take_if(is_word) else {
+            return false;
+        };
+        if let Task::Word(word) = rest.task {
+            // SAFETY: word and sink were checked and are valid until the job is retired.
+            unsafe {
+                self.old = crate::engine::modify(word.at, word.width, word.new);
+                if let Some(sink) = word.sink {
+                    put_old(sink, word.width, self.old);
+                }
+            }
+        }
+        self.issued = true;
+        true
+    }
 }
 
 /// A QP's jobs, in order.
@@ -92,6 +137,9 @@ pub(super) struct Pipe {
     reads: Range,
     /// All that was written since the QP last had nothing under way.
     written: Range,
+    /// Words ([`Task::Word`]) among those that started, and the range that holds them all. The CPU carries each out when those before it have ended.
+    words: usize,
+    words_hull: Range,
     /// A job failed: nothing more until the QP is cancelled.
     pub(super) dead: bool,
     /// Listed as waiting.
@@ -106,6 +154,12 @@ pub(super) struct Turn {
     pub(super) relaxed: bool,
 }
 
+impl Turn {
+    pub(super) fn touches(&self, bytes: Range) -> bool {
+        !self.from.is_apart(bytes) || !self.to.is_apart(bytes)
+    }
+}
+
 impl Pipe {
     /// May a job that streams into `channel` start now? If nothing is under way, the order begins anew.
     pub(super) fn streams(&mut self, channel: usize, ordered: bool) -> bool {
@@ -116,6 +170,27 @@ impl Pipe {
             return true;
         }
         !self.steps && self.channel == Some(channel) && ordered
+    }
+
+    /// A word starts: it waits for those before it, and only what must follow it waits for it.
+    pub(super) fn await_word(&mut self, word: Range) {
+        self.words += 1;
+        self.words_hull = self.words_hull.hull(word);
+    }
+
+    /// The word that is the oldest job was carried out.
+    pub(super) fn word_ended(&mut self) {
+        // One that had not started was not counted, and is alone then.
+        self.words = self.words.saturating_sub(1);
+        if self.words == 0 {
+            self.words_hull = Range::default();
+        }
+    }
+
+    /// Must this wait for words before it? Plain copies pass them, as long as they do not touch them: a signal says what was written before it, and
+    /// nothing of what comes behind.
+    pub(super) fn waits_for_words(&self, relaxed: bool, touches: impl Fn(Range) -> bool) -> bool {
+        self.words > 0 && (!relaxed || touches(self.words_hull))
     }
 
     /// Does it read what a job before it may still be writing?

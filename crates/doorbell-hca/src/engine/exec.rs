@@ -460,8 +460,12 @@ impl EngineQp {
         if !word.is_aligned_to(bytes as usize) {
             return Err(Fault::Misaligned);
         }
-        if self.wait_for_copies() {
-            return Ok(Outcome::Parked);
+        if self.is_under_way() {
+            let issued = match here {
+                Place::Host(sink) => self.issue_word(cx, ctrl, word, sink, width, new),
+                Place::Device { .. } => false,
+            };
+            return Ok(self.issued_or_parked(issued));
         }
         // SAFETY: the range was located inside a region that this round may use, with the right for it, and is aligned.
         let old = unsafe { modify(word, width, new) };

@@ -15,6 +15,7 @@ use crate::dma::{self, DmaCore, Job, Piece, Pieces, Source, Work};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::Place;
+use crate::raw::Shared;
 
 /// WQEs of one QP under way at most: enough for several full batches of the copy engine.
 const LIMIT: usize = 1024;
@@ -187,6 +188,30 @@ impl EngineQp {
         };
         self.start(cx, ctrl, work, width.bytes(), None);
         Ok(true)
+    }
+
+    /// Hands an atomic on a word of host memory to the copy pipeline, where it waits for the copies before it and those behind it do not wait
+    /// for it.
+    pub(super) fn issue_word(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ctrl: Ctrl,
+        at: Shared<u8>,
+        sink: Shared<u8>,
+        width: Width,
+        new: impl Fn(u64) -> u64 + Send + 'static,
+    ) -> bool {
+        if !self.may_issue(ctrl) {
+            return false;
+        }
+        let work = Work::Word {
+            at,
+            width,
+            sink: Some(sink),
+            new: Box::new(new),
+        };
+        self.start(cx, ctrl, work, width.bytes(), None);
+        true
     }
 
     /// Puts the old value of an atomic that the CPU executed into a sink in device memory.

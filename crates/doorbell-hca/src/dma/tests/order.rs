@@ -1,5 +1,7 @@
 //! What becomes visible when, under engines that copy in any order the contract allows.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 
 const SEEDS: u64 = if cfg!(miri) { 1 } else { 8 };
@@ -258,4 +260,164 @@ fn what_the_cpu_reads_early_has_been_written() {
     rig.start(1, copy(all, device(&dma, memory.addr(0, 4096)), 128));
     rig.drain();
     assert_eq!(memory.read(memory.addr(0, 4096), 64), [7; 64]);
+}
+
+/// A word of host memory that grows by one, as a signal does.
+fn count(word: &AtomicU64) -> Work {
+    Work::Word {
+        at: Shared::from_ptr(word.as_ptr().cast()).unwrap(),
+        width: Width::Eight,
+        sink: None,
+        new: Box::new(|old| old + 1),
+    }
+}
+
+/// A word of the host that outlives what watches it.
+fn word() -> &'static AtomicU64 {
+    let word: &'static AtomicU64 = Box::leak(Box::default());
+    word.as_ptr().expose_provenance();
+    word
+}
+
+/// `puts` copies to the device, each with a signal behind it; how many batches and copies that took.
+fn signalled(
+    dma: &Arc<Mock>,
+    memory: &Arc<MockMemory>,
+    order: WriteOrder,
+    puts: usize,
+) -> (u64, u64) {
+    let signal = word();
+    memory.bytes().fill(0);
+    let there = move |bytes: &[u8]| (0..puts).take_while(|i| bytes[8 * i] != 0).count() as u64;
+    memory.watch(move |bytes| {
+        let seen = signal.load(Ordering::Acquire);
+        assert!(seen <= there(bytes), "signal {seen} overtook its data");
+    });
+    let mut rig = Rig::new(DmaConfig {
+        order,
+        ..DmaConfig::default()
+    });
+    let mut source = [1u8; 8];
+    let source = host(&mut source);
+    for i in 0..puts {
+        rig.start(
+            1,
+            copy(source.clone(), device(dma, memory.addr(0, 8 * i)), 8),
+        );
+        rig.start(1, count(signal));
+        let seen = signal.load(Ordering::Acquire);
+        assert!(
+            seen <= there(&memory.bytes()),
+            "signal {seen} overtook its data"
+        );
+    }
+    rig.drain();
+    assert_eq!(signal.load(Ordering::Acquire), puts as u64);
+    let all: Vec<u64> = (0..2 * puts as u64).collect();
+    assert_eq!(rig.good(1), all, "completions come in order");
+    dma.counts()
+}
+
+#[test]
+fn a_signal_follows_its_data_and_holds_up_nothing_behind_it() {
+    const PUTS: usize = if cfg!(miri) { 8 } else { 256 };
+    let memory = MockMemory::new(DEVICE);
+    for seed in 0..SEEDS {
+        for dma in engines(&memory, seed) {
+            signalled(&dma, &memory, WriteOrder::Relaxed, PUTS);
+            let mut strict = Mock::build(&memory, 0, seed);
+            strict.ordered = dma.ordered;
+            let (batches, _) = signalled(&Arc::new(strict), &memory, WriteOrder::Strict, PUTS);
+            assert_eq!(batches, PUTS as u64, "strict order is a batch each");
+        }
+    }
+    let counts = |max_batch| {
+        let mut dma = Mock::build(&memory, 0, 1);
+        dma.max_batch = max_batch;
+        signalled(&Arc::new(dma), &memory, WriteOrder::Relaxed, PUTS)
+    };
+    assert_eq!(counts(256), (1, PUTS as u64));
+    assert_eq!(counts(PUTS / 4), (4, PUTS as u64));
+}
+
+#[test]
+fn what_touches_a_signal_or_is_one_waits_for_it() {
+    let memory = MockMemory::new(DEVICE);
+    for seed in 0..SEEDS {
+        for dma in engines(&memory, seed) {
+            let signal = word();
+            memory.bytes().fill(0);
+            let mut shown = false;
+            memory.watch(move |bytes| {
+                // A flag that the device sees, whose write comes behind the signal.
+                if bytes[128] != 0 && !std::mem::replace(&mut shown, true) {
+                    assert_eq!(signal.load(Ordering::Acquire), 3);
+                }
+            });
+            let mut rig = Rig::new(DmaConfig::default());
+            let mut source = [1u8; 8];
+            let source = host(&mut source);
+            let at = Place::Host(Shared::from_ptr(signal.as_ptr().cast()).unwrap());
+            let to = |offset| device(&dma, memory.addr(0, offset));
+            for i in 0..3 {
+                rig.start(1, copy(source.clone(), to(8 * i), 8));
+                rig.start(1, count(signal));
+                // The signal's value, to where the device sees it.
+                rig.start(1, copy(at.clone(), to(256 + 8 * i), 8));
+            }
+            rig.start(1, inline(&[1; 8], to(128)));
+            rig.start(1, copy(to(512), at.clone(), 8));
+            rig.start(1, count(signal));
+            rig.drain();
+            let seen: Vec<u64> = (0..3)
+                .map(|i| memory.word(memory.addr(0, 256 + 8 * i)))
+                .collect();
+            assert_eq!(seen, [1, 2, 3]);
+            assert_eq!(
+                signal.load(Ordering::Acquire),
+                1,
+                "overwritten by zero, then counted"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_old_value_of_four_or_eight_bytes_goes_where_it_is_asked_for() {
+    let memory = MockMemory::new(DEVICE);
+    let dma = Mock::new(&memory, 1);
+    for (width, want) in [
+        (Width::Eight, 7u64.to_ne_bytes()),
+        (Width::Four, [0, 0, 0, 7, 0xee, 0xee, 0xee, 0xee]),
+    ] {
+        let (value, sink) = (word(), word());
+        value.store(7, Ordering::Relaxed);
+        sink.store(u64::from_ne_bytes([0xee; 8]), Ordering::Relaxed);
+        let mut rig = Rig::new(DmaConfig::default());
+        let mut source = [1u8; 8];
+        rig.start(
+            1,
+            copy(host(&mut source), device(&dma, memory.addr(0, 0)), 8),
+        );
+        let add = Work::Word {
+            at: Shared::from_ptr(value.as_ptr().cast()).unwrap(),
+            width,
+            sink: Shared::from_ptr(sink.as_ptr().cast()),
+            new: Box::new(|old| old + 1),
+        };
+        rig.start(1, add);
+        assert_eq!(
+            value.load(Ordering::Relaxed),
+            7,
+            "the copy before it has not ended"
+        );
+        rig.drain();
+        assert_eq!(
+            (
+                value.load(Ordering::Relaxed),
+                sink.load(Ordering::Relaxed).to_ne_bytes()
+            ),
+            (8, want)
+        );
+    }
 }

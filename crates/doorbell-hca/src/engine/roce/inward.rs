@@ -306,6 +306,8 @@ impl QpMemory<'_, '_> {
         let work = match word {
             Place::Host(at) => Work::Word {
                 at,
+                width: Width::Eight,
+                sink: None,
                 new: Box::new(new),
             },
             Place::Device { addr, dma } => Work::Atomic {
