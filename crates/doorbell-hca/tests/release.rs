@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{MockQp, Options, PATIENCE, Region, Rig};
 use doorbell_device::layout::{CqKind, ErrorKind, NicHandler};
-use doorbell_hca::qp::RELEASED;
+use doorbell_hca::qp::released;
 use doorbell_hca::{Event, Fault, HcaConfig, Memory, OnError, QpState, Shared, Signals};
 use doorbell_wire::cqe::{CqeTail, Kind};
 use doorbell_wire::{Vendor, Wqe};
@@ -120,7 +120,7 @@ fn a_loop_that_ignores_errors_ends_and_the_host_was_told_before() {
                 }
             });
             assert_eq!(qp.state(), QpState::Error);
-            assert!((0..3).all(|i| memory[i].load(Ordering::Relaxed) == RELEASED | i as u64));
+            assert!((0..3).all(|i| memory[i].load(Ordering::Relaxed) == released(i as u64)));
             let received = qp.received(1).expect("released");
             assert_eq!(
                 (received.tail.kind(), received.byte_cnt),

@@ -9,4 +9,4 @@ mod signals;
 pub use config::{CqConfig, DoorbellWord, OnError, QpConfig, RqConfig};
 pub use handle::HcaQp;
 pub use shared::{QpCounters, QpState};
-pub use signals::{RELEASED, Signals};
+pub use signals::{RELEASED, Signals, released};

@@ -1,8 +1,8 @@
 //! Words that a kernel spins on, which [`OnError::Release`](super::OnError::Release) moves past anything that may be awaited.
 //!
 //! A kernel of foreign device code waits for a signal without looking at errors: `while (*word < expected)`. When the queue pair that
-//! was to raise it has failed, bit 62 of the word is set, and with it every comparison for "at least" holds. What the kernel reads
-//! afterwards is not data; the host has been told before.
+//! was to raise it has failed, bit 62 of the word is set, and with it every comparison for "at least" holds. NCCL's barriers compare the lower 32 bits
+//! alone, and as numbers that wrap: those move on by 2^30. What the kernel reads afterwards is not data; the host has been told before.
 
 use core::fmt;
 use core::ops::Range;
@@ -16,6 +16,17 @@ use crate::raw::Shared;
 
 /// What a released word has at least: above every value that counts something, and positive as a signed number.
 pub const RELEASED: u64 = 1 << 62;
+
+/// How far the lower half moves, for those who compare it alone: further than anything awaited, and less than half of what 32 bits count.
+const LOWER: u64 = 1 << 30;
+
+/// What releasing makes of a word; nothing, if it is released already.
+pub fn released(word: u64) -> u64 {
+    match word & RELEASED {
+        0 => word.wrapping_add(LOWER) | RELEASED,
+        _ => word,
+    }
+}
 
 /// Words of 64 bits that a kernel may wait for.
 #[derive(Clone)]
@@ -86,7 +97,7 @@ impl Signals {
                 // SAFETY: the staging is ours and has `size` bytes; it is aligned as memory of copy engines is.
                 unsafe {
                     for i in 0..size / 8 {
-                        source.ptr.cast::<u64>().add(i).write_unaligned(RELEASED);
+                        source.ptr.cast::<u64>().add(i).write_unaligned(released(0));
                     }
                 }
                 let dma = Arc::clone(dma);
@@ -107,7 +118,8 @@ impl Signals {
                 for i in 0..self.words {
                     // SAFETY: inside the memory, which `_keep` keeps mapped, and aligned; others access it with atomics.
                     let word = unsafe { AtomicU64::from_ptr(at.word(i).as_ptr()) };
-                    word.fetch_or(RELEASED, Ordering::AcqRel);
+                    let (set, get) = (Ordering::AcqRel, Ordering::Acquire);
+                    let _ = word.fetch_update(set, get, |old| Some(released(old)));
                 }
             }
             Place::Device { addr, dma, source } => {
