@@ -109,12 +109,6 @@ impl Device {
         self.batches.lock().expect("not poisoned").len()
     }
 
-    /// So many so far.
-    #[allow(dead_code, reason = "not every test program needs it")]
-    pub(crate) fn batches(&self) -> u64 {
-        self.next.load(Ordering::Relaxed) - 1
-    }
-
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
         self.memory()[offset..offset + len].to_vec()
     }
