@@ -10,17 +10,18 @@
 
 use core::fmt;
 use core::str::FromStr;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 pub use doorbell_verbs as library;
 use doorbell_verbs::{
-    Connection, Context, Cq, DeviceAttr, GidEntry, Mr, Pd, PortAttr, Qp, QpConfig, Source, Verbs,
-    VerbsError, abi,
+    AsyncEvent, Connection, Context, Cq, DeviceAttr, GidEntry, Mr, Pd, PortAttr, Qp, QpConfig,
+    Source, Verbs, VerbsError, abi,
 };
 
+use crate::fault::Fault;
 use crate::mem::{Access, Memory, Region};
 
 /// Which device and port, and how to use them.
@@ -116,7 +117,29 @@ pub struct VerbsPort {
     id: u64,
     /// The device's protection domains, by ours.
     pds: Mutex<Vec<(u32, Pd)>>,
+    /// Where the device's queue pairs are told of events, by their numbers.
+    alarms: Mutex<Vec<(u32, Weak<Alarm>)>>,
     gone: AtomicBool,
+}
+
+/// What the device has said of one of its queue pairs and that one's engine has not looked at: 0 is nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm(AtomicU8);
+
+impl Alarm {
+    const ACCESS: u8 = 1;
+    const FATAL: u8 = 2;
+
+    /// What was said since this was last asked, as a fault.
+    pub(crate) fn take(&self) -> Option<Fault> {
+        if self.0.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        Some(match self.0.swap(0, Ordering::Relaxed) {
+            Self::FATAL => Fault::PortDown,
+            _ => Fault::PeerRefused,
+        })
+    }
 }
 
 impl fmt::Debug for VerbsPort {
@@ -146,6 +169,7 @@ impl VerbsPort {
             gid,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             pds: Mutex::default(),
+            alarms: Mutex::default(),
             gone: AtomicBool::new(false),
         })
     }
@@ -211,6 +235,46 @@ impl VerbsPort {
         &self.context
     }
 
+    /// A queue pair of the device is to be told of its events.
+    pub(crate) fn watch(&self, qpn: u32) -> Arc<Alarm> {
+        let alarm = Arc::new(Alarm::default());
+        let mut alarms = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
+        alarms.retain(|(_, a)| a.strong_count() != 0);
+        alarms.push((qpn, Arc::downgrade(&alarm)));
+        alarm
+    }
+
+    fn alarm(&self, qpn: u32, what: u8) {
+        let alarms = self.alarms.lock().unwrap_or_else(PoisonError::into_inner);
+        // Numbers come again: of two, the older is gone or going.
+        let found = alarms.iter().rev().find(|(q, _)| *q == qpn);
+        if let Some(alarm) = found.and_then(|(_, a)| a.upgrade()) {
+            alarm.0.store(what, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads what the device has to say. Any engine core may: it passes on what is about a queue pair of another.
+    pub(crate) fn hear(&self) {
+        while let Some(event) = self.context.next_event() {
+            tracing::debug!("{self:?}: {event:?}");
+            match event {
+                AsyncEvent::DeviceFatal => {
+                    tracing::error!("{}: the device was removed or has failed", self.config);
+                    self.set_gone();
+                }
+                AsyncEvent::PortDown(number) => {
+                    tracing::warn!("{}: port {number} went down", self.config);
+                }
+                AsyncEvent::PortActive(number) => {
+                    tracing::warn!("{}: port {number} is up", self.config);
+                }
+                AsyncEvent::QpAccess(qpn) => self.alarm(qpn, Alarm::ACCESS),
+                AsyncEvent::QpFatal(qpn) => self.alarm(qpn, Alarm::FATAL),
+                _ => {}
+            }
+        }
+    }
+
     fn pd(&self, number: u32) -> Result<Pd, VerbsError> {
         let mut pds = self.pds.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, pd)) = pds.iter().find(|(n, _)| *n == number) {
@@ -258,9 +322,14 @@ impl VerbsPort {
                 });
                 match by_fd {
                     Some(Ok(mr)) => mr,
-                    // The older way: a kernel module that knows the GPU's addresses.
-                    // SAFETY: as above.
-                    _ => unsafe { pd.register(Source::Gpu(*addr), len, base, rights)? },
+                    other => {
+                        if let Some(Err(e)) = other {
+                            tracing::debug!("{e}; by its address, then");
+                        }
+                        // The older way: a kernel module that knows the GPU's addresses.
+                        // SAFETY: as above.
+                        unsafe { pd.register(Source::Gpu(*addr), len, base, rights)? }
+                    }
                 }
             }
         };
@@ -355,6 +424,7 @@ pub(crate) struct Nic {
     pub(crate) qp: Qp,
     pub(crate) cq: Cq,
     pub(crate) port: Arc<VerbsPort>,
+    pub(crate) alarm: Arc<Alarm>,
     /// Before the buffers: a queue pair that could not be destroyed may still read, and its device must not know the memory any more.
     bounce_mr: Mr,
     bounce: Box<[core::cell::UnsafeCell<[u8; INLINE]>]>,
@@ -411,6 +481,7 @@ impl Nic {
         let bounce_mr = unsafe { pd.register(Source::Host(at), bounce.len() * INLINE, at, 0) }?;
         Ok(Self {
             peer: core::sync::atomic::AtomicU32::new(0),
+            alarm: port.watch(qp.qpn()),
             send,
             recv,
             pieces: config.send_pieces,

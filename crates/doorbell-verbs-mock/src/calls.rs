@@ -8,7 +8,11 @@ use doorbell_verbs::Api;
 use doorbell_verbs::abi::*;
 
 use crate::post::*;
-use crate::world::{Completions, Queue, Region, World, world};
+use crate::world::{Completions, Mapped, Queue, Region, World, world};
+
+const PAGE: usize = 4096;
+/// From here on there is no memory of this process: addresses of a GPU, to tests.
+const GPU: u64 = 1 << 48;
 
 pub(crate) fn table() -> Api {
     Api {
@@ -33,7 +37,7 @@ pub(crate) fn table() -> Api {
         ack_async_event,
         wc_status_str,
         reg_mr_iova2: Some(reg_mr_iova2),
-        reg_dmabuf_mr: None,
+        reg_dmabuf_mr: Some(reg_dmabuf_mr),
         query_gid_ex: Some(query_gid_ex),
         qp_to_qp_ex: Some(qp_to_qp_ex),
     }
@@ -273,6 +277,51 @@ unsafe extern "C" fn reg_mr_iova2(
     base: u64,
     access: c_uint,
 ) -> *mut RawMr {
+    // SAFETY: passed on.
+    unsafe { register(pd, addr, length, base, access, None) }
+}
+
+/// A dma-buf is any descriptor that can be mapped here: what it has is the memory.
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut RawPd,
+    offset: u64,
+    length: usize,
+    base: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut RawMr {
+    // SAFETY: the caller's.
+    let device = unsafe { device_of((*pd).context) };
+    if !world().devices[&device].config.dmabuf {
+        return refused(libc::EOPNOTSUPP);
+    }
+    // Mappings begin at pages, regions where they like.
+    let before = offset as usize % PAGE;
+    let whole = before + length;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let from = (offset as usize - before) as libc::off_t;
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let map = unsafe { libc::mmap(null_mut(), whole, rights, libc::MAP_SHARED, fd, from) };
+    if map == libc::MAP_FAILED {
+        return null_mut();
+    }
+    let mapped = Mapped {
+        at: map.expose_provenance(),
+        len: whole,
+    };
+    let addr = map.wrapping_byte_add(before);
+    // SAFETY: passed on; the mapping is the region's.
+    unsafe { register(pd, addr, length, base, access as c_uint, Some(mapped)) }
+}
+
+unsafe fn register(
+    pd: *mut RawPd,
+    addr: *mut c_void,
+    length: usize,
+    base: u64,
+    access: c_uint,
+    mapped: Option<Mapped>,
+) -> *mut RawMr {
     // SAFETY: the caller's.
     let (context, pd_number) = unsafe { ((*pd).context, (*pd).handle) };
     // SAFETY: the caller's.
@@ -284,6 +333,10 @@ unsafe extern "C" fn reg_mr_iova2(
     }
     if let Some(errno) = own.refuse_memory {
         return refused(errno);
+    }
+    if mapped.is_none() && addr.addr() as u64 >= GPU {
+        // Without a kernel module for it, the device's driver finds no such pages.
+        return refused(libc::EFAULT);
     }
     let remote = access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC);
     if remote != 0 && access & access::LOCAL_WRITE == 0 {
@@ -297,6 +350,7 @@ unsafe extern "C" fn reg_mr_iova2(
         base,
         len: length as u64,
         access,
+        _mapped: mapped,
     };
     world.regions.insert(key, region);
     Box::into_raw(Box::new(RawMr {

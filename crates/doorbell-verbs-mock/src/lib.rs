@@ -34,6 +34,8 @@ pub struct Config {
     pub max_message: u32,
     /// It has atomics.
     pub atomics: bool,
+    /// It registers dma-bufs.
+    pub dmabuf: bool,
     /// Looks at a peer without a receive before it gives up; `None`: for ever.
     pub rnr_looks: Option<u32>,
     /// Its port is InfiniBand: LIDs instead of IP addresses.
@@ -53,6 +55,7 @@ impl Default for Config {
             max_sge: 16,
             max_message: 1 << 30,
             atomics: true,
+            dmabuf: true,
             rnr_looks: None,
             infiniband: false,
             active: true,

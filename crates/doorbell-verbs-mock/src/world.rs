@@ -54,6 +54,21 @@ pub(crate) struct Region {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) access: u32,
+    /// Its memory, if it is a dma-buf's.
+    pub(crate) _mapped: Option<Mapped>,
+}
+
+/// A mapping of the mock's own, which goes with its region.
+pub(crate) struct Mapped {
+    pub(crate) at: usize,
+    pub(crate) len: usize,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: mapped for the region, which is gone: nothing finds the address any more.
+        unsafe { libc::munmap(core::ptr::with_exposed_provenance_mut(self.at), self.len) };
+    }
 }
 
 /// A request that was posted.

@@ -331,6 +331,22 @@ pub struct SendWr {
     pub rest: [u64; 6],
 }
 
+impl SendWr {
+    /// All zeroes.
+    pub const EMPTY: Self = Self {
+        wr_id: 0,
+        next: core::ptr::null_mut(),
+        sg_list: core::ptr::null_mut(),
+        num_sge: 0,
+        opcode: 0,
+        send_flags: 0,
+        imm: 0,
+        target: [0; 4],
+        qp_type: 0,
+        rest: [0; 6],
+    };
+}
+
 /// `struct ibv_recv_wr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,8 @@
 //! Work requests: several of one queue pair, given to the device together.
 //!
 //! Devices have one of two ways: a list of structures (`ibv_post_send`), or calls that build each request in the device's own queue
-//! (`ibv_wr_*`). A [`Batch`] takes requests in one form and uses whichever its queue pair has.
+//! (`ibv_wr_*`). A [`Batch`] takes requests in one form and uses whichever its queue pair has. The list is kept from batch to batch, linked and with
+//! room for the usual request's one piece or few bytes, so that a request costs the words that differ.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -161,24 +162,53 @@ impl Calls {
     }
 }
 
+/// Inline bytes that have room in the list itself.
+const SMALL: usize = 48;
+/// The list grows by so many requests.
+const MORE: usize = 32;
+
+/// A request of the list. Its pointers are set when the list grows, and lead to its own piece and to the next entry.
+#[repr(C)]
+struct Entry {
+    wr: SendWr,
+    one: Sge,
+    small: [u8; SMALL],
+}
+
+/// Several pieces, or long inline data: they lie in vectors that may still move, so their places are made addresses when the batch is submitted.
+#[derive(Clone, Copy, Debug)]
+enum Late {
+    Pieces { entry: usize, at: usize },
+    Inline { entry: usize, at: usize },
+}
+
 /// Requests on their way to the device.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Batch {
-    wrs: Vec<SendWr>,
+    list: Vec<Entry>,
+    /// Entries in use.
+    listed: usize,
     sges: Vec<Sge>,
     inline: Vec<u8>,
+    late: Vec<Late>,
     /// Requests given by calls since the first.
     called: usize,
 }
 
-// SAFETY: the pointers in `wrs` are set and used within one call.
+// SAFETY: the pointers in the list lead into it.
 unsafe impl Send for Batch {}
+
+impl core::fmt::Debug for Batch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Batch({} requests)", self.len())
+    }
+}
 
 impl Batch {
     /// How many requests wait for [`Batch::submit`].
     #[inline]
     pub fn len(&self) -> usize {
-        self.wrs.len() + self.called
+        self.listed + self.called
     }
 
     /// Are there none?
@@ -192,7 +222,7 @@ impl Batch {
     /// # Safety
     /// All requests of a batch are of one queue pair, from the first to [`Batch::submit`], during which nobody else posts to it. The pieces may be
     /// used until the request completes or the queue pair is reset or destroyed.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn push(&mut self, qp: &Qp, work: &Work<'_>) -> bool {
         match &qp.calls {
             // SAFETY: the caller's promise.
@@ -206,7 +236,7 @@ impl Batch {
 
     /// # Safety
     /// As for [`Batch::push`].
-    #[inline]
+    #[inline(always)]
     unsafe fn call(&mut self, calls: &Calls, work: &Work<'_>) -> bool {
         let qp = calls.qp.as_ptr();
         let missing = match work.op {
@@ -264,67 +294,114 @@ impl Batch {
         true
     }
 
-    #[inline]
+    #[inline(always)]
     fn list(&mut self, work: &Work<'_>) {
-        let (opcode, imm, target) = match work.op {
+        if self.listed == self.list.len() {
+            self.grow();
+        }
+        let entry = self.listed;
+        // SAFETY: the list has more entries than are in use. They are only ever reached by pointers that come from the vector, as the device does.
+        let (wr, one, small) = unsafe {
+            let at = self.list.as_mut_ptr().add(entry);
+            (
+                &mut (*at).wr,
+                &mut (*at).one,
+                (&raw mut (*at).small).cast::<u8>(),
+            )
+        };
+        let mut flags = work.flags;
+        wr.wr_id = work.id;
+        match work.op {
             Op::Write { addr, rkey, imm } => {
-                let opcode = match imm {
+                wr.opcode = match imm {
                     None => wr_opcode::WRITE,
                     Some(_) => wr_opcode::WRITE_IMM,
                 };
-                (opcode, imm, [addr, rkey.into(), 0, 0])
+                wr.imm = imm.unwrap_or(0).to_be();
+                (wr.target[0], wr.target[1]) = (addr, rkey.into());
             }
-            Op::Read { addr, rkey } => (wr_opcode::READ, None, [addr, rkey.into(), 0, 0]),
-            Op::Send { imm: None } => (wr_opcode::SEND, None, [0; 4]),
-            Op::Send { imm } => (wr_opcode::SEND_IMM, imm, [0; 4]),
+            Op::Read { addr, rkey } => {
+                wr.opcode = wr_opcode::READ;
+                (wr.target[0], wr.target[1]) = (addr, rkey.into());
+            }
+            Op::Send { imm } => {
+                wr.opcode = match imm {
+                    None => wr_opcode::SEND,
+                    Some(_) => wr_opcode::SEND_IMM,
+                };
+                wr.imm = imm.unwrap_or(0).to_be();
+            }
             Op::FetchAdd { addr, rkey, add } => {
-                (wr_opcode::FETCH_ADD, None, [addr, add, 0, rkey.into()])
+                wr.opcode = wr_opcode::FETCH_ADD;
+                wr.target = [addr, add, 0, rkey.into()];
             }
             Op::CompareSwap {
                 addr,
                 rkey,
                 compare,
                 swap,
-            } => (
-                wr_opcode::COMPARE_SWAP,
-                None,
-                [addr, compare, swap, rkey.into()],
-            ),
-        };
-        let mut flags = work.flags;
-        // Addresses of what may still move are places until the batch is submitted.
-        let (at, pieces) = (
-            self.sges.len(),
-            match work.data {
-                Data::Pieces(pieces) => {
-                    self.sges.extend_from_slice(pieces);
-                    pieces.len()
-                }
-                Data::Inline([]) => 0,
-                Data::Inline(bytes) => {
-                    flags |= send_flags::INLINE;
-                    self.sges.push(Sge {
-                        addr: self.inline.len() as u64,
-                        length: bytes.len() as u32,
-                        lkey: 0,
-                    });
+            } => {
+                wr.opcode = wr_opcode::COMPARE_SWAP;
+                wr.target = [addr, compare, swap, rkey.into()];
+            }
+        }
+        wr.num_sge = 1;
+        match work.data {
+            Data::Pieces([piece]) => *one = *piece,
+            Data::Pieces(many) => {
+                wr.num_sge = many.len() as c_int;
+                let at = self.sges.len();
+                self.sges.extend_from_slice(many);
+                self.late.push(Late::Pieces { entry, at });
+            }
+            Data::Inline([]) => wr.num_sge = 0,
+            Data::Inline(bytes) => {
+                flags |= send_flags::INLINE;
+                one.length = bytes.len() as u32;
+                if bytes.len() <= SMALL {
+                    // SAFETY: it has room for them.
+                    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), small, bytes.len()) };
+                    one.addr = small.expose_provenance() as u64;
+                } else {
+                    let at = self.inline.len();
                     self.inline.extend_from_slice(bytes);
-                    1
+                    self.late.push(Late::Inline { entry, at });
                 }
-            },
-        );
-        self.wrs.push(SendWr {
-            wr_id: work.id,
-            next: core::ptr::null_mut(),
-            sg_list: core::ptr::without_provenance_mut(at),
-            num_sge: pieces as c_int,
-            opcode,
-            send_flags: flags,
-            imm: imm.unwrap_or(0).to_be(),
-            target,
-            qp_type: 0,
-            rest: [0; 6],
-        });
+            }
+        }
+        wr.send_flags = flags;
+        self.listed += 1;
+    }
+
+    /// More entries, and all linked anew: they may have moved.
+    #[cold]
+    fn grow(&mut self) {
+        let old = self.list.as_ptr();
+        for _ in 0..MORE {
+            self.list.push(Entry {
+                wr: SendWr::EMPTY,
+                one: Sge::default(),
+                small: [0; SMALL],
+            });
+        }
+        let first = self.list.as_mut_ptr();
+        let moved = old != first;
+        for i in 0..self.list.len() {
+            // SAFETY: an entry of the list.
+            unsafe {
+                let at = first.add(i);
+                (*at).wr.sg_list = &raw mut (*at).one;
+                (*at).wr.next = match i + 1 < self.list.len() {
+                    true => &raw mut (*first.add(i + 1)).wr,
+                    false => core::ptr::null_mut(),
+                };
+                // Inline bytes of those in use have moved with it.
+                let inline = (*at).wr.send_flags & send_flags::INLINE != 0;
+                if moved && i < self.listed && inline && (*at).one.length as usize <= SMALL {
+                    (*at).one.addr = (&raw mut (*at).small).expose_provenance() as u64;
+                }
+            }
+        }
     }
 
     /// Gives everything to the device. The batch is empty afterwards.
@@ -349,48 +426,52 @@ impl Batch {
                 }),
             };
         }
-        let count = self.wrs.len();
+        let count = std::mem::take(&mut self.listed);
         if count == 0 {
             return Ok(());
         }
-        let (first, sges, inline) = (
-            self.wrs.as_mut_ptr(),
-            self.sges.as_mut_ptr(),
-            self.inline.as_ptr(),
-        );
-        for i in 0..count {
-            // SAFETY: `i` is a request of the list, its place of pieces is one of theirs, and an inline piece's address is a place
-            // in the inline bytes.
+        let list = self.list.as_mut_ptr();
+        for late in &self.late {
+            // SAFETY: entries of the list, and places in the vectors.
             unsafe {
-                let wr = first.add(i);
-                let at = sges.add((*wr).sg_list.addr());
-                if (*wr).send_flags & send_flags::INLINE != 0 {
-                    (*at).addr = inline.add((*at).addr as usize).expose_provenance() as u64;
+                match *late {
+                    Late::Pieces { entry, at } => {
+                        (*list.add(entry)).wr.sg_list = self.sges.as_mut_ptr().add(at);
+                    }
+                    Late::Inline { entry, at } => {
+                        let bytes = self.inline.as_ptr().add(at);
+                        (*list.add(entry)).one.addr = bytes.expose_provenance() as u64;
+                    }
                 }
-                (*wr).sg_list = at;
-                (*wr).next = if i + 1 < count {
-                    first.add(i + 1)
-                } else {
-                    core::ptr::null_mut()
-                };
             }
         }
         let mut bad: *mut SendWr = core::ptr::null_mut();
-        // SAFETY: the queue pair lives; the list and what it points to live during the call, which copies them.
-        let rc = unsafe { (qp.post_send)(qp.raw(), first, &mut bad) };
+        // SAFETY: the queue pair lives; the list and what it points to live during the call, which copies them. It ends behind the last in use.
+        let rc = unsafe {
+            let last = &raw mut (*list.add(count - 1)).wr.next;
+            let next = last.replace(core::ptr::null_mut());
+            let rc = (qp.post_send)(qp.raw(), &raw mut (*list).wr, &mut bad);
+            *last = next;
+            rc
+        };
         let done = match rc {
             0 => Ok(()),
             rc => {
                 let errno = if rc < 0 { crate::error::errno() } else { rc };
                 // A provider that names no request, or a strange one, took none that we know of.
-                let taken = (0..count).find(|i| first.wrapping_add(*i) == bad);
+                let named = |i: &usize| list.wrapping_add(*i).cast() == bad;
                 Err(Refused {
-                    taken: taken.unwrap_or(0),
+                    taken: (0..count).find(named).unwrap_or(0),
                     errno,
                 })
             }
         };
-        self.wrs.clear();
+        for late in self.late.drain(..) {
+            if let Late::Pieces { entry, .. } = late {
+                // SAFETY: an entry of the list.
+                unsafe { (*list.add(entry)).wr.sg_list = &raw mut (*list.add(entry)).one };
+            }
+        }
         self.sges.clear();
         self.inline.clear();
         done

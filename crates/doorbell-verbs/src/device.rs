@@ -27,6 +27,8 @@ pub(crate) struct Opened {
     pub(crate) verbs: Verbs,
     pub(crate) raw: NonNull<RawContext>,
     pub(crate) name: String,
+    /// Its events are read without waiting.
+    pub(crate) unblocked: bool,
 }
 
 // SAFETY: libibverbs lets any thread use a context.
@@ -191,13 +193,13 @@ impl Context {
                 return Err(VerbsError::NoDevice { name, found });
             }
         };
-        let context = Self(Arc::new(Opened {
+        Ok(Self(Arc::new(Opened {
             verbs: verbs.clone(),
             raw,
             name: name.to_owned(),
-        }));
-        context.unblock_events();
-        Ok(context)
+            // SAFETY: opened above.
+            unblocked: unsafe { Self::unblock_events(raw, name) },
+        })))
     }
 
     /// The library.

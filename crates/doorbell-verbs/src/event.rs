@@ -27,12 +27,15 @@ pub enum AsyncEvent {
 }
 
 impl Context {
-    /// Events are looked for, never waited for.
-    pub(crate) fn unblock_events(&self) {
-        // SAFETY: the context is open, and owns this descriptor.
-        let fd = unsafe { (*self.raw()).async_fd };
+    /// Events are looked for, never waited for. `false`: they cannot be read without waiting.
+    ///
+    /// # Safety
+    /// The context is open.
+    pub(crate) unsafe fn unblock_events(raw: NonNull<RawContext>, name: &str) -> bool {
+        // SAFETY: the caller's promise: it owns this descriptor.
+        let fd = unsafe { (*raw.as_ptr()).async_fd };
         if fd < 0 {
-            return;
+            return false;
         }
         // SAFETY: as above.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -40,26 +43,15 @@ impl Context {
             .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK));
         if let Err(e) = set {
             tracing::warn!(
-                "RDMA device {}: its events cannot be read without waiting ({e}): they are not read",
-                self.name()
+                "RDMA device {name}: its events cannot be read without waiting ({e}): they are not read"
             );
         }
-    }
-
-    fn can_wait(&self) -> bool {
-        // SAFETY: the context is open, and owns this descriptor.
-        let fd = unsafe { (*self.raw()).async_fd };
-        if fd < 0 {
-            return false;
-        }
-        // SAFETY: as above.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        !rustix::fs::fcntl_getfl(fd).is_ok_and(|f| f.contains(rustix::fs::OFlags::NONBLOCK))
+        set.is_ok()
     }
 
     /// The next event, if there is one. Never waits.
     pub fn next_event(&self) -> Option<AsyncEvent> {
-        if self.can_wait() {
+        if !self.0.unblocked {
             return None;
         }
         let mut raw = RawAsyncEvent {

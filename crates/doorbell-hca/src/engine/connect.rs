@@ -52,13 +52,14 @@ impl Core {
             }
             Destination::Verbs(_) => {
                 let prepared = qp.cold.prepared.take();
-                verbs.add(slot);
-                Target::Verbs(prepared.ok_or_else(|| HcaError::BadConfig {
+                let link = prepared.ok_or_else(|| HcaError::BadConfig {
                     what: format!(
                         "queue pair {} has no RDMA device's: prepare it first",
                         shared.qpn
                     ),
-                })?)
+                })?;
+                verbs.add(slot);
+                Target::Verbs(link)
             }
         };
         qp.keys = Keys::EMPTY;

@@ -5,5 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod device;
+mod dmabuf;
 mod operations;
 mod pair;

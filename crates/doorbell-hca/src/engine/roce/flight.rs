@@ -103,6 +103,12 @@ impl Flight {
         self.queue.len() >= LIMIT
     }
 
+    /// WQEs that may still be pushed.
+    #[inline]
+    pub(in crate::engine) fn room(&self) -> u64 {
+        LIMIT.saturating_sub(self.queue.len()) as u64
+    }
+
     /// First slot of the oldest.
     #[inline]
     pub(in crate::engine) fn oldest(&self) -> Option<u64> {

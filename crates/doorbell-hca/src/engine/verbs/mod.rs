@@ -16,8 +16,8 @@ pub(super) use done::stop;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use doorbell_verbs::Batch;
 use doorbell_verbs::abi::{self, Wc};
-use doorbell_verbs::{AsyncEvent, Batch};
 
 use done::BATCH;
 use keys::LocalKeys;
@@ -26,12 +26,14 @@ use super::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
-use crate::verbs::Nic;
+use crate::verbs::{Nic, VerbsPort};
 
 /// Rounds between two looks at a device's events and at queue pairs that are silent.
 const LOOK: u32 = 1024;
 /// Time between two questions whether a queue pair still works: a peer's request may have broken it without a word.
 const ASK: Duration = Duration::from_secs(1);
+/// Time between two such questions of a core, at least.
+const ASK_PAUSE: Duration = Duration::from_millis(10);
 /// Requests that are posted without asking for a completion, at most.
 const QUIET: u32 = 16;
 
@@ -46,6 +48,19 @@ struct Sent {
     last: bool,
     /// It belongs to no WQE: it only asks whether all before it are complete.
     marker: bool,
+}
+
+impl Sent {
+    /// The only request of the WQE at slot `at`.
+    #[inline(always)]
+    fn whole(at: u64) -> Self {
+        Self {
+            at,
+            offset: 0,
+            last: true,
+            marker: false,
+        }
+    }
 }
 
 /// The device's side of a queue pair.
@@ -72,8 +87,6 @@ pub(crate) struct Link {
     pieces: Vec<abi::Sge>,
     /// When the device last completed something, as far as looked at.
     heard: (u64, Instant),
-    /// When it was last asked whether its queue pair still works.
-    asked: Instant,
     /// The device had no room although it should: since when.
     refused: Option<Instant>,
     /// Receives that the device has.
@@ -97,7 +110,6 @@ impl Link {
             found: Box::default(),
             pieces: Vec::new(),
             heard: (0, Instant::now()),
-            asked: Instant::now(),
             refused: None,
             receiving: 0,
             refused_receives: Vec::new(),
@@ -135,7 +147,14 @@ pub(crate) struct CoreVerbs {
     /// Their slots.
     links: Vec<u32>,
     rounds: u32,
+    /// When one was last asked whether it still works, and which.
+    asked: Option<(Instant, usize)>,
+    /// Ports that were listened to in this round; scratch.
+    heard: Vec<*const VerbsPort>,
 }
+
+// SAFETY: the pointers are only compared, and only within a round.
+unsafe impl Send for CoreVerbs {}
 
 impl CoreVerbs {
     pub(super) fn add(&mut self, slot: u32) {
@@ -149,6 +168,19 @@ impl CoreVerbs {
 
     pub(super) fn forget(&mut self, slot: u32) {
         self.links.retain(|s| *s != slot);
+    }
+
+    /// The queue pair that is to be asked now whether it still works, if it is time for one: each has its turn within [`ASK`], as far as
+    /// [`ASK_PAUSE`] allows, since a device takes its time to answer.
+    fn whom_to_ask(&mut self) -> Option<u32> {
+        let pause = (ASK / (self.links.len().max(1) as u32)).max(ASK_PAUSE);
+        let (since, last) = *self.asked.get_or_insert_with(|| (Instant::now(), 0));
+        if since.elapsed() < pause {
+            return None;
+        }
+        let next = (last + 1) % self.links.len().max(1);
+        self.asked = Some((Instant::now(), next));
+        self.links.get(next).copied()
     }
 }
 
@@ -176,6 +208,8 @@ impl super::Core {
         let mut done = 0;
         self.verbs.rounds = self.verbs.rounds.wrapping_add(1);
         let look = self.verbs.rounds.is_multiple_of(LOOK);
+        let ask = look.then(|| self.verbs.whom_to_ask()).flatten();
+        self.verbs.heard.clear();
         let mut i = 0;
         while let Some(&slot) = self.verbs.links.get(i) {
             let ready = self.qp(slot).is_some_and(|qp| {
@@ -190,63 +224,32 @@ impl super::Core {
             let Some(qp) = self.qp(slot) else { continue };
             done += qp.verbs_done(inner);
             if look {
-                done += self.look_at(inner, slot);
+                done += self.look_at(inner, slot, ask == Some(slot));
             }
         }
         done
     }
 
     /// Events of a queue pair's device, and its silence.
-    fn look_at(&mut self, inner: &Inner, slot: u32) -> u64 {
-        let Some(Target::Verbs(link)) = self.qp(slot).map(|qp| &qp.cold.target) else {
+    fn look_at(&mut self, inner: &Inner, slot: u32, ask: bool) -> u64 {
+        let Self { qps, verbs, .. } = self;
+        let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
             return 0;
         };
-        let port = Arc::clone(&link.nic.port);
-        let mut done = 0;
-        while let Some(event) = port.context().next_event() {
-            tracing::debug!("{port:?}: {event:?}");
-            match event {
-                AsyncEvent::DeviceFatal => {
-                    tracing::error!("{}: the device was removed or has failed", port.config());
-                    port.set_gone();
-                }
-                AsyncEvent::PortDown(number) => {
-                    tracing::warn!("{}: port {number} went down", port.config())
-                }
-                AsyncEvent::PortActive(number) => {
-                    tracing::warn!("{}: port {number} is up", port.config())
-                }
-                AsyncEvent::QpAccess(qpn) => done += self.broken(inner, qpn, Fault::PeerRefused),
-                AsyncEvent::QpFatal(qpn) => done += self.broken(inner, qpn, Fault::PortDown),
-                AsyncEvent::CqError | AsyncEvent::Other(_) => {}
-                other => tracing::debug!("{}: {other:?}", port.config()),
-            }
+        let Some(link) = qp.verbs() else { return 0 };
+        let port = Arc::as_ptr(&link.nic.port);
+        if !verbs.heard.contains(&port) {
+            verbs.heard.push(port);
+            link.nic.port.hear();
         }
-        let Some(qp) = self.qp(slot) else { return done };
-        if port.is_gone() {
+        if link.nic.port.is_gone() {
             qp.fail_flight(inner, Fault::PortDown);
-            return done + 1;
+            return 1;
         }
-        done + qp.silence(inner)
-    }
-
-    /// Fails the queue pair of this core that has the device's number `qpn`.
-    fn broken(&mut self, inner: &Inner, qpn: u32, fault: Fault) -> u64 {
-        for i in 0..self.verbs.links.len() {
-            let slot = self.verbs.links[i];
-            let Some(qp) = self.qp(slot) else { continue };
-            let is_it = matches!(&qp.cold.target, Target::Verbs(link) if link.nic.qp.qpn() == qpn);
-            if !is_it {
-                continue;
-            }
-            // Completions that tell more come first.
-            qp.verbs_done(inner);
-            if qp.cold.shared.state() == QpState::Ready {
-                qp.fail_flight(inner, fault);
-                return 1;
-            }
+        match link.nic.alarm.take() {
+            Some(fault) => qp.told(inner, fault),
+            None => qp.silence(inner, ask),
         }
-        0
     }
 }
 
@@ -260,22 +263,24 @@ impl EngineQp {
         }
     }
 
+    /// The device has said that the queue pair is broken. Completions that tell more come first.
+    fn told(&mut self, inner: &Inner, fault: Fault) -> u64 {
+        self.verbs_done(inner);
+        if self.cold.shared.state() == QpState::Ready {
+            self.fail_flight(inner, fault);
+        }
+        1
+    }
+
     /// Looks at a queue pair whose device has said nothing for long.
-    fn silence(&mut self, inner: &Inner) -> u64 {
+    fn silence(&mut self, inner: &Inner, ask: bool) -> u64 {
         let Some(link) = self.verbs() else { return 0 };
-        if link.asked.elapsed() >= ASK {
-            link.asked = Instant::now();
-            if matches!(
-                link.nic.qp.state(),
-                Ok(abi::qp_state::ERR | abi::qp_state::SQE)
-            ) {
-                // What it has to say comes first.
-                self.verbs_done(inner);
-                if self.cold.shared.state() == QpState::Ready {
-                    self.fail_flight(inner, Fault::PeerRefused);
-                }
-                return 1;
-            }
+        let broken = |link: &Link| {
+            let state = link.nic.qp.state();
+            matches!(state, Ok(abi::qp_state::ERR | abi::qp_state::SQE))
+        };
+        if ask && broken(link) {
+            return self.told(inner, Fault::PeerRefused);
         }
         let Some(link) = self.verbs() else { return 0 };
         let limit = link.nic.port.config().silence;

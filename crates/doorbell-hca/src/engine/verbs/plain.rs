@@ -1,11 +1,12 @@
-//! The usual WQEs: one slot, WRITE or READ of one piece, WRITE of a few inline bytes, FETCH_ADD, without fences, with keys used before. They go to the
-//! device without being taken apart first. Anything else, and anything wrong, ends the loop without effect and goes to `post`, which says what it is.
+//! The usual WQEs: one slot, one piece of memory or (WRITE) a few inline bytes, with keys used before. They go to the device without
+//! being taken apart first. Anything else, and anything wrong, ends the loop without effect and goes to `post`, which says what it is.
 //! What a WQE costs is counted in instructions by `examples/verbs_cost.rs`.
 
 use doorbell_verbs::{Data, Op};
 use doorbell_wire::{Chunk, Ctrl, Opcode, flags, seg};
 
-use super::Sent;
+use super::post::flags_of;
+use super::{Link, Sent};
 use crate::engine::hot::{AHEAD, index_bits};
 use crate::engine::qp::{ColdQp, EngineQp, Target};
 use crate::engine::roce::InFlight;
@@ -18,8 +19,6 @@ const OPCODE: u32 = 24;
 const SIZE: u32 = 56;
 /// What must be as the queue pair has it: index, QP number, opcode modifier.
 const SAME: u64 = !(0xff << OPCODE | 0xff << SIZE);
-/// Flags that are not for this loop (fences, solicited events), as the second word has them.
-const OTHER_FLAGS: u64 = (!flags::CQ_MASK as u64) << 24;
 const SIGNALLED: u64 = (flags::CQ_UPDATE as u64) << 24;
 /// Opcodes that devices carry out, a bit each.
 const DEVICES: u64 = 1 << Opcode::RdmaWrite as u8
@@ -30,15 +29,83 @@ const DEVICES: u64 = 1 << Opcode::RdmaWrite as u8
     | 1 << Opcode::CompareSwap as u8
     | 1 << Opcode::FetchAdd as u8;
 
-const WRITE: u8 = Opcode::RdmaWrite as u8;
-const READ: u8 = Opcode::RdmaRead as u8;
-const ADD: u8 = Opcode::FetchAdd as u8;
+/// Opcode and size of the WQEs that are plain, at the places that they have in the first word from the opcode on.
+const fn plain(opcode: Opcode, size: u64) -> u64 {
+    opcode as u64 | size << (SIZE - OPCODE)
+}
+const WRITE: u64 = plain(Opcode::RdmaWrite, 3);
+const WRITE_IMM: u64 = plain(Opcode::RdmaWriteImm, 3);
+const INLINE: u64 = WRITE;
+/// More inline data than one chunk has.
+const INLINE_LONGER: u64 = plain(Opcode::RdmaWrite, 4);
+const READ: u64 = plain(Opcode::RdmaRead, 3);
+const SEND: u64 = plain(Opcode::Send, 2);
+const SEND_IMM: u64 = plain(Opcode::SendImm, 2);
+const ADD: u64 = plain(Opcode::FetchAdd, 4);
+const SWAP: u64 = plain(Opcode::CompareSwap, 4);
+/// The bit of a data segment's first word that says that its bytes follow, as loaded.
+const HEADER: u32 = seg::INLINE.swap_bytes();
 
 /// Is this, at slot `at`, a WQE that goes to the device? `want`: a WQE of this queue pair with index 0.
 #[inline(always)]
 fn goes(first: u64, want: u64, at: u64) -> bool {
     let opcode = (first >> OPCODE) as u8;
     (first ^ (want | index_bits(at))) & SAME == 0 && opcode < 64 && DEVICES >> opcode & 1 != 0
+}
+
+#[inline(always)]
+fn write_to(addr: u64, rkey: u32, imm: Option<u32>) -> Op {
+    Op::Write { addr, rkey, imm }
+}
+
+/// A request on its way: the bytes that it moves if it was posted, `None` if it is not plain.
+struct Run<'a> {
+    link: &'a mut Link,
+    sent: Sent,
+    flags: u32,
+    ask: bool,
+}
+
+impl Run<'_> {
+    /// Of one piece of memory, as a data segment's two words describe it.
+    #[inline(always)]
+    fn piece(&mut self, op: Op, [head, from]: [u64; 2], need: Access) -> Option<u32> {
+        let (len, key) = ((head as u32).swap_bytes(), (head >> 32) as u32);
+        let keys = &self.link.keys;
+        let piece = keys.find(key.swap_bytes(), from.swap_bytes(), len, need)?;
+        if len >= seg::INLINE || len > self.link.nic.port.port().max_message {
+            return None;
+        }
+        let data = Data::Pieces(core::slice::from_ref(&piece));
+        // SAFETY: the piece is of a registered region.
+        unsafe { self.link.push(self.sent, self.flags, self.ask, op, data) }.then_some(len)
+    }
+
+    #[inline(always)]
+    fn atomic(&mut self, op: Op, addr: u64, sink: [u64; 2]) -> Option<u32> {
+        let whole = sink[0] as u32 == 8u32.swap_bytes() && addr.is_multiple_of(8);
+        whole.then(|| self.piece(op, sink, Access::LOCAL_WRITE))?
+    }
+
+    /// Of the bytes in the second half of a slot, behind their header, if the WQE has the size for that.
+    #[inline(always)]
+    fn inline(&mut self, op: Op, size: u32, words: &[u64; 4]) -> Option<u32> {
+        let len = (words[0] as u32).swap_bytes() ^ seg::INLINE;
+        if len > 28 || size != 2 + seg::inline_ds(len) || len > self.link.nic.inline {
+            return None;
+        }
+        // SAFETY: 32 initialised bytes, of which the header takes four, and `len` is at most 28.
+        let bytes = unsafe {
+            let bytes = words.as_ptr().cast::<u8>().add(4);
+            core::slice::from_raw_parts(bytes, len as usize)
+        };
+        // SAFETY: inline bytes are copied at once.
+        unsafe {
+            self.link
+                .push(self.sent, 0, self.ask, op, Data::Inline(bytes))
+        }
+        .then_some(len)
+    }
 }
 
 impl EngineQp {
@@ -52,99 +119,71 @@ impl EngineQp {
         let ColdQp { target, flight, .. } = &mut *self.cold;
         let Target::Verbs(link) = target else { return };
         link.keys.refresh(inner);
-        let most = link.nic.port.port().max_message;
-        let (atomics, inline_most) = (link.nic.port.device().atomics, link.nic.inline);
+        let atomics = link.nic.port.device().atomics;
         // SAFETY: a slot of the ring, which is mapped and 64-byte aligned.
         let slot = |at: u64| unsafe { ring.word(((at & mask) * 8) as usize) };
         let mut at = self.exec;
+        let room = link.room().min(flight.room());
+        let end = end.min(at + room);
         // SAFETY: the first word of a slot.
         let mut first = unsafe { slot(at).load() };
-        while at < end && link.room() != 0 && !flight.is_full() {
+        while at < end {
             if at + AHEAD < end {
                 prefetch(slot(at + AHEAD).as_ptr());
             }
+            let here = slot(at);
             // SAFETY: eight words in a slot.
-            let word = |i: usize| unsafe { slot(at).word(i).load() };
+            let word = |i: usize| unsafe { here.word(i).load() };
             let second = word(1);
-            let (opcode, size) = ((first >> OPCODE) as u8, (first >> SIZE) as u8);
             let same = (first ^ (want | index_bits(at))) & SAME == 0;
-            if !same || second & OTHER_FLAGS != 0 || (per_slot && second & SIGNALLED == 0) {
+            if !same || (per_slot && second & SIGNALLED == 0) {
                 break;
-            }
-            let (addr, rkey) = (word(2).swap_bytes(), (word(3) as u32).swap_bytes());
-            // The data segment is the last of three or four chunks.
-            let is_add = opcode == ADD && size == 4 && atomics;
-            let data = if is_add { 6 } else { 4 };
-            let head = (word(data) as u32).swap_bytes();
-            let mut bytes = [0u64; 4];
-            let (op, piece, len);
-            if head & seg::INLINE != 0 && opcode == WRITE {
-                len = head & !seg::INLINE;
-                // Header and bytes in the second half of the slot.
-                if len > 28 || u32::from(size) != 2 + seg::inline_ds(len) || len > inline_most {
-                    break;
-                }
-                bytes = [word(4), word(5), word(6), word(7)];
-                (op, piece) = (
-                    Op::Write {
-                        addr,
-                        rkey,
-                        imm: None,
-                    },
-                    None,
-                );
-            } else {
-                len = head;
-                let plain = match opcode {
-                    WRITE | READ => size == 3,
-                    _ => is_add && len == 8 && addr.is_multiple_of(8),
-                };
-                let need = match opcode {
-                    WRITE => Access::NONE,
-                    _ => Access::LOCAL_WRITE,
-                };
-                let key = ((word(data) >> 32) as u32).swap_bytes();
-                let found = link.keys.find(key, word(data + 1).swap_bytes(), len, need);
-                if !plain || len >= seg::INLINE || len > most || found.is_none() {
-                    break;
-                }
-                piece = found;
-                op = match opcode {
-                    WRITE => Op::Write {
-                        addr,
-                        rkey,
-                        imm: None,
-                    },
-                    READ => Op::Read { addr, rkey },
-                    _ => Op::FetchAdd {
-                        addr,
-                        rkey,
-                        add: word(4).swap_bytes(),
-                    },
-                };
             }
             let next = at + 1;
             // SAFETY: as above.
             let following = unsafe { slot(next).load() };
-            let last_of_run = next >= pi || !goes(following, want, next);
-            let sent = Sent {
-                at,
-                last: true,
-                ..Sent::default()
-            };
-            let data = match &piece {
-                Some(piece) => Data::Pieces(core::slice::from_ref(piece)),
-                // SAFETY: the words are 32 initialised bytes, of which the header takes four, and `len` is at most 28.
-                None => Data::Inline(unsafe {
-                    core::slice::from_raw_parts(bytes.as_ptr().cast::<u8>().add(4), len as usize)
-                }),
-            };
-            // SAFETY: the piece is of a registered region; inline bytes are copied at once.
-            if !unsafe { link.push(sent, 0, last_of_run, op, data) } {
-                break;
-            }
+            let ask = next >= pi || !goes(following, want, next);
             let ctrl = Ctrl::parse(Chunk([first, second]));
-            flight.push(InFlight::elsewhere(at, ctrl, len));
+            let (addr, rkey) = (word(2).swap_bytes(), (word(3) as u32).swap_bytes());
+            let imm = Some(ctrl.imm);
+            let mut run = Run {
+                link,
+                sent: Sent::whole(at),
+                flags: flags_of(ctrl),
+                ask,
+            };
+            let (read, write) = (Access::NONE, Access::LOCAL_WRITE);
+            // Each arm has a copy of all that follows, made for its operation.
+            let posted = match (first & !SAME) >> OPCODE {
+                INLINE | INLINE_LONGER if word(4) as u32 & HEADER != 0 => {
+                    // Header and bytes in the second half of the slot.
+                    let words = [word(4), word(5), word(6), word(7)];
+                    run.inline(write_to(addr, rkey, None), (first >> SIZE) as u32, &words)
+                }
+                WRITE => run.piece(write_to(addr, rkey, None), [word(4), word(5)], read),
+                WRITE_IMM => run.piece(write_to(addr, rkey, imm), [word(4), word(5)], read),
+                READ => run.piece(Op::Read { addr, rkey }, [word(4), word(5)], write),
+                SEND => run.piece(Op::Send { imm: None }, [word(2), word(3)], read),
+                SEND_IMM => run.piece(Op::Send { imm }, [word(2), word(3)], read),
+                ADD if atomics => {
+                    let add = word(4).swap_bytes();
+                    let op = Op::FetchAdd { addr, rkey, add };
+                    run.atomic(op, addr, [word(6), word(7)])
+                }
+                SWAP if atomics => {
+                    let [swap, compare] = [word(4), word(5)].map(u64::swap_bytes);
+                    let op = Op::CompareSwap {
+                        addr,
+                        rkey,
+                        compare,
+                        swap,
+                    };
+                    run.atomic(op, addr, [word(6), word(7)])
+                }
+                _ => None,
+            };
+            let Some(bytes) = posted else { break };
+            flight.push(InFlight::elsewhere(at, ctrl, bytes));
             (at, first) = (next, following);
         }
         if at != self.exec {

@@ -169,13 +169,16 @@ impl EngineQp {
         if link.room() == 0 {
             return Ok(self.hold());
         }
-        let sent = Sent {
-            at,
-            last: true,
-            ..Sent::default()
-        };
         // SAFETY: the piece is of a registered region.
-        if !unsafe { link.push(sent, flags_of(ctrl), ask, op, Data::Pieces(&[sink])) } {
+        if !unsafe {
+            link.push(
+                Sent::whole(at),
+                flags_of(ctrl),
+                ask,
+                op,
+                Data::Pieces(&[sink]),
+            )
+        } {
             return Err(Fault::Unsupported);
         }
         Ok(self.under_way(ctrl, 8))
@@ -197,7 +200,11 @@ impl EngineQp {
         payload: Payload<'_>,
         inline: &[Chunk],
     ) -> Result<Outcome, Fault> {
-        let total = payload.len();
+        let total = match &payload {
+            Payload::Local(local) => local.len.into(),
+            Payload::Inline(bytes) => bytes.len() as u64,
+            several => several.len(),
+        };
         if total > MAX_MESSAGE {
             return Err(Fault::BadLength);
         }
@@ -215,11 +222,7 @@ impl EngineQp {
         };
         // The usual cases: one request.
         let mut flags = flags_of(ctrl);
-        let whole = Sent {
-            at,
-            last: true,
-            ..Sent::default()
-        };
+        let whole = Sent::whole(at);
         let message = u64::from(link.nic.port.port().max_message);
         match &payload {
             Payload::Inline(bytes) if total <= message => {
@@ -419,6 +422,7 @@ impl Link {
     }
 }
 
+#[inline(always)]
 pub(in crate::engine) fn flags_of(ctrl: Ctrl) -> u32 {
     let mut flags = 0;
     if ctrl.fenced() {
