@@ -50,6 +50,8 @@ pub(crate) enum Order {
     Echo(super::messages::EchoOrder),
     /// Wait for its end.
     Echoed,
+    /// Answered with the UUID of the GPU that it uses, if that is one.
+    Gpu,
     /// Forget windows and queue pairs.
     Clear,
     /// Answered with what RoCE connections and ports have counted since the queue pairs were made, by name.

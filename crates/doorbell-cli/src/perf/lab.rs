@@ -37,12 +37,13 @@ impl Lab {
                 partner: None,
                 baselines: Baselines::new(None),
                 progress: Progress::silent(),
+                one_gpu: false,
             },
             seed: args.seed.unwrap_or_else(|| rand::rng().next_u64()),
         };
         let case = lab.plan(args)?.into_iter().next().context("no case")?;
         let bench = lab.context.benches.of(&case)?;
-        lab.context.partner = second.partner(args, &bench, None)?;
+        lab.context.meet(second, args, &bench, None)?;
         Ok(lab)
     }
 

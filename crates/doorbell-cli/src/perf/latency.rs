@@ -18,9 +18,9 @@ use super::bench::Bench;
 use super::check::{Layout, Picture};
 use super::end::{End, EndSpec, Faults};
 use super::far::{Far, Meter, Order};
+use super::pace::Pace;
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
-use super::rate::LOOKED;
 use super::running::{DEADLINE, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec};
 use super::tally::{Measured, Tally};
@@ -83,7 +83,7 @@ fn launches(
     tally: &mut Tally,
     mut launch: impl FnMut(&mut Context, u64, u64, &mut Tally) -> Result<()>,
 ) -> Result<()> {
-    let started = Instant::now();
+    let mut pace = Pace::new(case);
     let (mut left, mut number) = (
         match case.limit {
             Limit::Iters(n) => n,
@@ -94,13 +94,14 @@ fn launches(
     let all = left;
     while left > 0 && tally.errors == 0 {
         number += 1;
-        let n = rounds(case, left);
+        let n = pace.next(rounds(case, left));
+        let before = Instant::now();
         launch(context, number, n, tally)?;
+        pace.took(n, before.elapsed());
         left -= n;
         let share = match case.limit {
-            Limit::Iters(_) if case.quick && started.elapsed().as_secs_f64() > LOOKED => 1.0,
-            Limit::Iters(_) => 1.0 - left as f64 / all as f64,
-            Limit::Time(run) => started.elapsed().as_secs_f64() / run.as_secs_f64(),
+            Limit::Iters(_) => pace.share().max(1.0 - left as f64 / all as f64),
+            Limit::Time(_) => pace.share(),
         };
         context.progress.at(share, &case.label());
         if share >= 1.0 {

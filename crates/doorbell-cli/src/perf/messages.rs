@@ -4,7 +4,7 @@
 //! its own bytes, and the figure is half of the round trip; for bandwidth, so many are under way, and each so many-th is acknowledged.
 //! Checked, every launch has fresh bytes, and the target's memory and the answers are compared with what was sent.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use doorbell::QpHandle;
@@ -16,9 +16,9 @@ use super::bench::Bench;
 use super::check::{Layout, Picture};
 use super::far::{Far, Meter, Order};
 use super::latency::{Samples, alive, rounds};
+use super::pace::Pace;
 use super::pipe::Partner;
 use super::plan::{Case, Limit};
-use super::rate::LOOKED;
 use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec, area};
 use super::tally::{Measured, Tally};
@@ -180,18 +180,18 @@ fn messages(
     let mut far = Far::new(bench, partner, &spec)?;
     let watch = counters::Watch::start(&bench.device, &qps, case.link, far.partner())?;
     let export = queues::export(&qps)?;
-    let (mut left, started, mut number) = (
+    let mut pace = Pace::new(case);
+    let (mut left, mut number) = (
         match case.limit {
             Limit::Iters(n) => n,
             Limit::Time(_) => u64::MAX,
         },
-        Instant::now(),
         0,
     );
     let all = left;
     while left > 0 && tally.errors == 0 {
         number += 1;
-        let n = most(case, left);
+        let n = pace.next(most(case, left));
         let order = EchoOrder {
             layout: stage.layout,
             size: case.size,
@@ -243,11 +243,11 @@ fn messages(
         if case.check {
             check(&stage, case, &order, number, &mut far, tally)?;
         }
+        pace.took(n, took);
         left -= n;
         let share = match case.limit {
-            Limit::Iters(_) if case.quick && started.elapsed().as_secs_f64() > LOOKED => 1.0,
-            Limit::Iters(_) => 1.0 - left as f64 / all as f64,
-            Limit::Time(run) => started.elapsed().as_secs_f64() / run.as_secs_f64(),
+            Limit::Iters(_) => pace.share().max(1.0 - left as f64 / all as f64),
+            Limit::Time(_) => pace.share(),
         };
         context.progress.at(share, &case.label());
         if share >= 1.0 {

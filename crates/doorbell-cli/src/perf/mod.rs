@@ -16,6 +16,7 @@ mod forward;
 pub(crate) mod lab;
 mod latency;
 mod messages;
+mod pace;
 pub(crate) mod peer;
 mod perftest;
 mod pipe;
@@ -55,6 +56,27 @@ struct Context {
     partner: Option<Partner>,
     baselines: Baselines,
     progress: Progress,
+    /// The second process uses the same GPU.
+    one_gpu: bool,
+}
+
+impl Context {
+    /// Meets the second process, if there is one.
+    fn meet(
+        &mut self,
+        second: Second,
+        args: &PerfArgs,
+        bench: &Bench,
+        pin: Option<usize>,
+    ) -> Result<()> {
+        self.partner = second.partner(args, bench, pin)?;
+        let info = bench.device.gpu_info();
+        if let (Some(own), Some(partner), false) = (&info.uuid, &mut self.partner, info.mps) {
+            let theirs: Option<String> = partner.ask("name its GPU", &far::Order::Gpu)?;
+            self.one_gpu = theirs.as_ref() == Some(own);
+        }
+        Ok(())
+    }
 }
 
 /// Runs all cases.
@@ -98,10 +120,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         partner: None,
         baselines: Baselines::new(pins.and_then(|p| p.1)),
         progress: Progress::new(cases.len()),
+        one_gpu: false,
     };
     let bench = context.benches.of(first)?;
     fits(&cases, &bench).map_err(|e| e.context(WrongArguments))?;
-    context.partner = second.partner(args, &bench, pins.and_then(|p| p.1))?;
+    context.meet(second, args, &bench, pins.and_then(|p| p.1))?;
     // Found out now, not when the results are there and cannot be kept.
     if let Some(path) = &args.json {
         report::check_json(path)?;
@@ -113,6 +136,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     if let Some(partner) = &context.partner {
         lines.extend(partner.negotiated());
     }
+    lines.extend(context.one_gpu.then(|| ONE_GPU.to_owned()));
     lines.extend(foreign.as_ref().map(perftest::Peer::name));
     reporter.heading(&lines).context(OUTPUT)?;
     let failed = match foreign {
@@ -176,6 +200,10 @@ pub(crate) fn explain_device(code: u64) -> String {
 pub(crate) fn roce_line(device: &doorbell::Device) -> Option<String> {
     counters::line(&counters::read::<doorbell::Qp>(device, &[]))
 }
+
+/// What to know of a run whose two processes have one GPU.
+const ONE_GPU: &str = "one GPU serves both processes, which take turns of milliseconds: what one waits for from the other's kernel or copies takes a \
+    turn, whatever its size (--peer-gpu names another GPU; the Multi-Process Service does without turns)";
 
 /// The host GPU bounds the threads of a kernel, each being one of the system: told before the queues of so many are made.
 fn fits(cases: &[Case], bench: &Bench) -> Result<()> {

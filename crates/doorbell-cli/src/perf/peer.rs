@@ -303,6 +303,7 @@ impl State<'_> {
             Order::Played => ok(self.played(orders)?),
             Order::Echo(order) => ok(self.echo(&order)?),
             Order::Echoed => ok(self.echoed(orders)?),
+            Order::Gpu => ok(self.bench.device.gpu_info().uuid.as_ref()),
             Order::Counters => ok(counters::read(&self.bench.device, &self.qps)),
             // Handled by whoever reads the orders.
             Order::Goodbye { .. } => ok(()),

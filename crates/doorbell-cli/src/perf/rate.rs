@@ -16,6 +16,7 @@ use super::check::{Layout, Picture};
 use super::engine::Engine;
 use super::far::{Far, Meter, Order};
 use super::latency::alive;
+use super::pace::Pace;
 use super::plan::{Case, Limit};
 use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Side, SideSpec, area};
@@ -40,6 +41,8 @@ struct Rig<'a> {
     qps: Vec<Qp>,
     poster: Poster,
     statuses: Statuses,
+    /// The target's process uses the same GPU.
+    one_gpu: bool,
 }
 
 /// Who posts.
@@ -247,6 +250,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
         qps,
         poster,
         statuses,
+        one_gpu: context.one_gpu,
     };
     let mut tally = Tally::default();
     let before = Engine::read(&bench.device, &rig.qps);
@@ -315,9 +319,12 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
         Limit::Time(_) => u64::MAX,
     };
     let (all, started) = (left, Instant::now());
+    let mut pace = Pace::new(case);
     let mut round = 0;
     while left > 0 {
-        let iters = left.min(rig.places);
+        let most = left.min(rig.places);
+        // Elsewhere a window takes a fraction of a second, and painting and comparing it as long however little was moved.
+        let iters = if rig.one_gpu { pace.next(most) } else { most };
         let bytes = iters
             * if case.test == Test::AtomicRate {
                 8
@@ -333,7 +340,9 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
             iters,
             run: Duration::ZERO,
         };
+        let before = tally.seconds;
         rig.round(share, tally, &mut |_| Ok(()))?;
+        pace.took(iters, Duration::from_secs_f64(tally.seconds - before));
         if case.sabotage {
             rig.far.sabotage()?;
         }
