@@ -64,6 +64,26 @@ fn a_time_out_is_about_nothing_happening() {
     }
 }
 
+/// Messages that take a hundred times what they usually take: fewer of them, and not a hundred times the run's time. Engines are driven by who waits:
+/// the initiator runs its own also while the second process ends, whose last message it has to acknowledge.
+#[test]
+fn a_slow_network_makes_a_quick_run_smaller() {
+    for test in ["put-lat", "send-lat"] {
+        let args = format!(
+            "perf {test} --link roce --gpu host --hca-cores 0 --quick --no-baseline --net-fault delay=3ms --json -"
+        );
+        let out = succeed(&words(&args));
+        let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        let (messages, errors) = (
+            &value["results"][0]["messages"],
+            &value["results"][0]["errors"],
+        );
+        // A quick run has 10,000 and more otherwise; a slower machine has fewer yet.
+        let few = messages.as_u64().is_some_and(|n| (48..6000).contains(&n));
+        assert!(few && errors.as_u64() == Some(0), "{test}: {value}");
+    }
+}
+
 #[test]
 fn nobody_to_connect_to_is_said_with_the_address() {
     let output = run_words("perf put-bw --link roce --connect 127.0.0.1:9 --timeout 0.5");

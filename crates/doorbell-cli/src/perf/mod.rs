@@ -234,6 +234,10 @@ fn all(context: &mut Context, cases: &[Case], reporter: &mut Reporter) -> Result
 }
 
 fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
+    let bench = context.benches.of(case)?;
+    if let Some(partner) = &mut context.partner {
+        partner.works_with(&bench.device);
+    }
     match case.test {
         Test::PutBw | Test::GetBw | Test::AtomicRate => rate::run(context, case),
         Test::PutLat | Test::GetLat | Test::SignalLat => latency::run(context, case),

@@ -75,6 +75,17 @@ pub(crate) enum Turn {
     Others(Duration),
 }
 
+impl Turn {
+    /// Runs the engine of a device for some rounds.
+    pub(crate) fn of(device: &doorbell::Device) -> Self {
+        let mut worked = false;
+        for _ in 0..ROUNDS {
+            worked |= device.poll();
+        }
+        Self::Ours { worked }
+    }
+}
+
 /// How a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Parting {
@@ -251,11 +262,7 @@ impl State<'_> {
         if playing.chain(echoing).any(|r| r.runs_engine()) {
             return Turn::Others(LOOK);
         }
-        let mut worked = false;
-        for _ in 0..ROUNDS {
-            worked |= device.poll();
-        }
-        Turn::Ours { worked }
+        Turn::of(device)
     }
 
     fn obey(&mut self, order: Order, orders: &dyn Orders) -> Result<Vec<u8>> {

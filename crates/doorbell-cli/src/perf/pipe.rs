@@ -4,17 +4,19 @@
 //! A started process learns of its parent's death by the end of its input, the parent of the peer's by the end of its
 //! output, both at once; a connection ends likewise. Every wait has a deadline too.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use doorbell::{Channel, ConnectError};
+use doorbell::{Channel, ConnectError, Device};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::far::Order;
+use super::peer::{Turn, wait_driving};
 use crate::units::span;
 
 /// An answer of the peer: what was asked for, or why not.
@@ -30,6 +32,9 @@ pub(crate) struct Partner {
     timeout: Duration,
     /// Sessions of the shared memory link, by the id of our HCA.
     sessions: Vec<(u64, doorbell::Peer)>,
+    /// The device whose engine nobody else runs while an answer is waited for: the peer may owe its own to what that engine still has to
+    /// acknowledge.
+    driven: Option<Device>,
 }
 
 enum Wire {
@@ -42,6 +47,8 @@ struct Started {
     child: Child,
     input: Option<ChildStdin>,
     lines: Receiver<std::io::Result<String>>,
+    /// The next of them, if it was looked for and was there.
+    line: Option<std::io::Result<String>>,
 }
 
 impl Partner {
@@ -80,6 +87,7 @@ impl Partner {
             child,
             input,
             lines,
+            line: None,
         });
         Ok(Self::new(wire, timeout))
     }
@@ -94,7 +102,13 @@ impl Partner {
             wire,
             timeout,
             sessions: Vec::new(),
+            driven: None,
         }
+    }
+
+    /// The run goes on with this device.
+    pub(crate) fn works_with(&mut self, device: &Device) {
+        self.driven = device.is_caller_driven().then(|| device.clone());
     }
 
     /// The session of the shared memory link between `device` and the peer, and its number.
@@ -140,19 +154,22 @@ impl Partner {
         extra: Duration,
     ) -> Result<T> {
         let patience = self.timeout + extra;
+        let mut rest = patience;
+        if let Some(device) = &self.driven {
+            let wire = RefCell::new(&mut self.wire);
+            let there = |time| wire.borrow_mut().wait(time);
+            if !wait_driving(&mut || Turn::of(device), patience, there) {
+                rest = Duration::ZERO;
+            }
+        }
         let line = match &mut self.wire {
-            Wire::Child(started) => started.line(what, patience)?,
+            Wire::Child(started) => started.line(what, patience, rest)?,
             Wire::Channel(channel) => {
                 let when = format!("when asked to {what}");
-                channel.recv(patience).map_err(|e| match e {
-                    ConnectError::TimedOut {
-                        peer,
-                        after,
-                        remedy,
-                        ..
-                    } => anyhow!(
+                channel.recv(rest).map_err(|e| match e {
+                    ConnectError::TimedOut { peer, remedy, .. } => anyhow!(
                         "the peer process at {peer} did not {what} within {}; {remedy}",
-                        span(after)
+                        span(patience)
                     ),
                     other => ended(other, &when),
                 })?
@@ -254,9 +271,30 @@ fn ended(error: ConnectError, when: &str) -> anyhow::Error {
     }
 }
 
+impl Wire {
+    /// Waits until there is an answer, or none will come.
+    fn wait(&mut self, time: Duration) -> bool {
+        match self {
+            Self::Channel(channel) => channel.wait(time),
+            Self::Child(started) => match started.lines.recv_timeout(time) {
+                Ok(line) => {
+                    started.line = Some(line);
+                    true
+                }
+                Err(RecvTimeoutError::Timeout) => false,
+                Err(RecvTimeoutError::Disconnected) => true,
+            },
+        }
+    }
+}
+
 impl Started {
-    fn line(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
-        match self.lines.recv_timeout(patience) {
+    fn line(&mut self, what: &str, patience: Duration, rest: Duration) -> Result<Vec<u8>> {
+        let line = match self.line.take() {
+            Some(line) => Ok(line),
+            None => self.lines.recv_timeout(rest),
+        };
+        match line {
             Ok(Ok(line)) => Ok(line.into_bytes()),
             Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
             Err(RecvTimeoutError::Timeout) => {
