@@ -15,6 +15,7 @@ use doorbell::{
 use crate::abi::device::{CONTEXT1, Context2, Table};
 use crate::abi::net::{DeviceHandle, GDAKI_VERSION, TYPE_GDAKI};
 use crate::comm::Comm;
+use crate::node::WatchedWords;
 use crate::window::{key_bytes, keys};
 use crate::{Error, Result, log};
 
@@ -119,6 +120,8 @@ impl Request {
 /// What `createContext` makes. The handle is at its beginning and stays where it is.
 pub(crate) struct Contexts {
     handle: Box<DeviceHandle>,
+    /// Kernels that wait for these words are let go if the communicator fails.
+    _waits: WatchedWords,
     qps: Qps,
     // In the order in which they may go: structures, then what they name.
     _exports: Vec<Export>,
@@ -454,6 +457,10 @@ impl Contexts {
                 size: 0,
                 needs_progress: 0,
             }),
+            _waits: comm.node.watch.add_words(
+                &comm.health,
+                [&signals, &counters].map(|words| words.mr.memory().clone()),
+            ),
             qps,
             _exports: exports,
             _structures: structures,

@@ -10,8 +10,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use doorbell::{
-    AnyQp, AsyncError, Bootstrap, Device, GpuSelect, HcaCores, Module, Peer, QpFault, Vendor,
+    AnyQp, AsyncError, Bootstrap, Device, GpuSelect, HcaCores, Memory, Module, OnError, Peer,
+    QpFault, QpState, Vendor,
 };
+use doorbell_hca::qp::released;
 use doorbell_hca::shm::Gone;
 
 use crate::health::Health;
@@ -73,7 +75,10 @@ impl Node {
                 setting.source
             );
         }
-        let watch = Arc::new(Watch::default());
+        let watch = Arc::new(Watch {
+            lets_go: device.settings().on_error == OnError::Release,
+            ..Watch::default()
+        });
         let (seen, watched) = (device.clone(), Arc::clone(&watch));
         let thread = std::thread::Builder::new()
             .name("doorbell-watch".to_owned())
@@ -117,6 +122,8 @@ fn choose() -> Result<GpuSelect> {
 #[derive(Default)]
 pub(crate) struct Watch {
     stop: AtomicBool,
+    /// Kernels of a communicator that has failed are let go (`DOORBELL_ON_ERROR=release`).
+    lets_go: bool,
     lists: Mutex<Lists>,
 }
 
@@ -129,6 +136,8 @@ struct Lists {
     /// Queue pairs that ended because their peer left in order: an error only if somebody goes on using them.
     idle: Vec<Idle>,
     healths: Vec<(u64, Arc<Health>)>,
+    /// Signals and counters that kernels wait for.
+    words: Vec<(u64, Arc<Health>, Memory)>,
 }
 
 struct QpEntry {
@@ -146,6 +155,22 @@ struct PeerEntry {
 struct Idle {
     qpn: u32,
     flushed: u64,
+}
+
+/// Takes signals and counters off the list when they go.
+pub(crate) struct WatchedWords {
+    watch: Arc<Watch>,
+    number: u64,
+}
+
+impl Drop for WatchedWords {
+    fn drop(&mut self) {
+        let mut lists = self.watch.lists();
+        let gone = lists.words.extract_if(.., |(n, ..)| *n == self.number);
+        let gone: Vec<_> = gone.collect();
+        drop(lists);
+        drop(gone);
+    }
 }
 
 /// Takes a communicator off the lists when it goes.
@@ -206,6 +231,25 @@ impl Watch {
             qp: qp.clone(),
         };
         self.lists().qps.insert(qp.qpn(), entry);
+    }
+
+    /// Words that kernels of a communicator wait for.
+    pub(crate) fn add_words(
+        self: &Arc<Self>,
+        health: &Arc<Health>,
+        all: impl IntoIterator<Item = Memory>,
+    ) -> WatchedWords {
+        let mut lists = self.lists();
+        lists.next += 1;
+        let number = lists.next;
+        let new = all
+            .into_iter()
+            .map(|memory| (number, Arc::clone(health), memory));
+        lists.words.extend(new);
+        WatchedWords {
+            watch: Arc::clone(self),
+            number,
+        }
     }
 
     pub(crate) fn remove_qp(&self, qpn: u32) {
@@ -278,12 +322,71 @@ impl Watch {
         drop(lists);
         for (mesh, health) in meshes {
             // Whoever holds it is in a collective step and will hear of a death by itself.
-            if let Ok(mut mesh) = mesh.try_lock()
-                && let Err(error) = mesh.watch()
-            {
+            let Ok(mut mesh) = mesh.try_lock() else {
+                continue;
+            };
+            if let Some(reason) = health.to_tell() {
+                mesh.fail(reason);
+            }
+            if let Err(error) = mesh.watch() {
                 health.report(error);
+                health.is_known();
             }
         }
+        if self.lets_go {
+            self.let_go();
+        }
+    }
+
+    /// Ends what kernels of a failed communicator wait for, now that the host is told: queue pairs complete as if all had gone well, signals and
+    /// counters are past anything awaited. Again at every look, for kernels that reset a signal and wait once more.
+    fn let_go(&self) {
+        let lists = self.lists();
+        let qps = lists.qps.values().filter(|entry| entry.health.has_failed());
+        let qps: Vec<_> = qps.map(|entry| entry.qp.clone()).collect();
+        let words = lists
+            .words
+            .iter()
+            .filter(|(_, health, _)| health.has_failed());
+        let words: Vec<_> = words.map(|(_, _, memory)| memory.clone()).collect();
+        drop(lists);
+        for qp in qps.iter().filter(|qp| qp.state() == QpState::Ready) {
+            if let Err(error) = qp.fail() {
+                log::warn(format_args!("QP {:#08x} stays as it is: {error}", qp.qpn()));
+            }
+        }
+        for memory in words {
+            if let Err(error) = release(&memory) {
+                log::warn(format_args!(
+                    "kernels that wait for signals are not let go: {error}"
+                ));
+            }
+        }
+    }
+}
+
+/// Moves all words past anything awaited. What a work request adds at the same moment may be lost: nobody takes these for data.
+fn release(memory: &Memory) -> doorbell::Result<()> {
+    if memory.host_ptr().is_some() {
+        for at in (0..memory.len()).step_by(8) {
+            let old = memory.load(at)?;
+            if released(old) != old {
+                memory.store(at, released(old))?;
+            }
+        }
+        return Ok(());
+    }
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes)?;
+    let mut fresh = Vec::with_capacity(bytes.len());
+    for word in bytes.chunks_exact(8) {
+        let mut old = [0; 8];
+        old.copy_from_slice(word);
+        fresh.extend_from_slice(&released(u64::from_ne_bytes(old)).to_ne_bytes());
+    }
+    match fresh == bytes {
+        true => Ok(()),
+        false => memory.write(0, &fresh),
     }
 }
 
@@ -301,6 +404,10 @@ impl Lists {
         if fault.vendor() == Vendor::PEER_DEAD && left() {
             let flushed = entry.qp.counters().flushed;
             self.idle.push(Idle { qpn, flushed });
+            return;
+        }
+        if fault.vendor() == Vendor::DESTROYED && entry.health.has_failed() {
+            // By `let_go`.
             return;
         }
         entry

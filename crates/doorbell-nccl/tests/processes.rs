@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::gin::{Failed, Signal, With};
@@ -14,8 +15,16 @@ use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host}
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
 fn peer_process() {
+    let part = Part::read();
+    if part.scene.starts_with("fault") && part.ranks.start == 0 {
+        // Of rank 0 alone: its third queue pair (the companion of its own is the second) is the one to rank 1.
+        // SAFETY: before any thread that reads the environment.
+        unsafe { std::env::set_var("DOORBELL_FAULT", "qp=#2, wqe=9: fail=REMOTE_ACCESS") };
+    }
     on_the_host();
-    Part::read().play(|rank, gather, scene| match scene {
+    part.play(|rank, gather, scene| match scene {
+        "fault report" => fault(rank, gather, false),
+        "fault release" => fault(rank, gather, true),
         "shared" => whole(rank, gather, |r| all_to_all(r, Pages::shared, 50_000)),
         "plain" => whole(rank, gather, |r| all_to_all(r, Pages::new, 20_000)),
         "leave" => leave(rank, gather),
@@ -152,6 +161,103 @@ fn a_rank_that_dies_is_known_to_the_others() {
             let heard: u64 = heard.expect("it heard").parse().expect("milliseconds");
             println!("rank {rank} over {link}: heard after {heard} ms");
         }
+    }
+}
+
+/// A script fails a work request of rank 0. Kernels look at no error: they are let go if that is asked for. Hosts of all ranks are told.
+fn fault(rank: usize, gather: &Arc<Gather>, release: bool) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(4, 2, 1, 64));
+    let gin = context.gin(0);
+    let peer = (rank + 1) % one.ranks;
+    gather.barrier(rank);
+    let begin = Instant::now();
+    let told = || {
+        while_not(
+            || context.has_error(),
+            Duration::from_secs(5),
+            "a rank is not told",
+        )
+    };
+    let ends = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // NVIDIA's code, which nobody can end. Without release the test looks on for a while, and then plays the end of the process.
+        let waits = move |done: &dyn Fn() -> bool| {
+            while !done() && !ends.load(Relaxed) {
+                std::thread::yield_now();
+            }
+        };
+        let kernel = scope.spawn(move || {
+            for _ in 0..20 {
+                let with = With {
+                    counter: Some(1),
+                    ..With::signal(Signal::Indexed(0), 1)
+                };
+                if ends.load(Relaxed) {
+                    return;
+                }
+                gin.put(peer, (win, 8), (win, 0), 8, with);
+            }
+            // More than anybody sends; the second as NCCL's barriers compare.
+            waits(&|| gin.read_signal(0) as i64 >= 1000);
+            waits(&|| gin.read_signal(3) as i32 >= 1000);
+            waits(&|| gin.read_counter(1) as i64 >= 1000);
+            if release {
+                // It resets and waits once more.
+                gin.reset_signal(2);
+                waits(&|| gin.read_signal(2) as i64 >= 1000);
+                gin.flush_all(LONG).expect("everything completes");
+            }
+        });
+        told();
+        println!("rank {rank}: told after {} ms", begin.elapsed().as_millis());
+        if release {
+            while_not(|| kernel.is_finished(), LONG, "the kernel is not let go");
+        } else {
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(!kernel.is_finished(), "the kernel was let go");
+            ends.store(true, Relaxed);
+        }
+    });
+    let text = log_lines().join("\n");
+    let cause = if rank == 0 {
+        "to rank 1: WQE 9"
+    } else {
+        "rank 0"
+    };
+    assert!(text.contains(cause) && text.contains("WQE 9"), "{text}");
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(window);
+    one.close();
+}
+
+fn while_not(done: impl Fn() -> bool, time: Duration, what: &str) {
+    let deadline = Instant::now() + time;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: {:?}", log_lines());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_fault_of_one_rank_is_told_to_the_hosts_of_all() {
+    for link in ["shm", "roce"] {
+        play("fault report", 3, 1, &[("DOORBELL_NCCL_LINK", link)]);
+    }
+}
+
+#[test]
+fn kernels_of_all_ranks_are_let_go_if_that_is_asked_for() {
+    for (link, signals) in [("shm", "host"), ("roce", "host"), ("roce", "gpu")] {
+        let variables = [
+            ("DOORBELL_NCCL_LINK", link),
+            ("DOORBELL_NCCL_SIGNALS", signals),
+            ("DOORBELL_ON_ERROR", "release"),
+        ];
+        play("fault release", 3, 1, &variables);
     }
 }
 

@@ -143,7 +143,7 @@ fn gather_ranks(
                     world,
                     after: timeout,
                 };
-                fail_all(seats.iter_mut().flatten(), 0, &e);
+                fail_all(seats.iter_mut().flatten(), 0, 0, &e);
                 return Err(e);
             }
             std::thread::sleep(RETRY);
@@ -173,7 +173,7 @@ fn gather_ranks(
         };
         tracing::warn!(%refusal, "bootstrap: refused a connection");
         let e = BootstrapError::Refused { reason: refusal };
-        fail_all(std::iter::once(&mut stream), 0, &e);
+        fail_all(std::iter::once(&mut stream), 0, 0, &e);
     }
     let mut streams: Vec<Stream> = seats.into_iter().flatten().collect();
     let limit = doorbell_hca::deadline(timeout);

@@ -118,6 +118,14 @@ pub enum BootstrapError {
         /// Rank 0's words.
         reason: String,
     },
+    /// A rank said that it has failed, between collectives ([`Bootstrap::fail`]).
+    #[error("rank {rank} has failed: {reason}")]
+    Failed {
+        /// Which.
+        rank: u32,
+        /// Its words.
+        reason: String,
+    },
     /// A blob that does not fit into a frame.
     #[error("blob of {len} bytes: a collective carries at most {max} bytes altogether")]
     TooLarge {
@@ -316,7 +324,7 @@ impl Bootstrap {
                     peers, what, sequence, world, timeout, deadline, &mine, answer,
                 );
                 if let Err(e) = &result {
-                    fail_all(peers.iter_mut(), sequence, e);
+                    fail_all(peers.iter_mut(), 0, sequence, e);
                 }
                 result
             }
@@ -335,9 +343,7 @@ impl Drop for Bootstrap {
 
 fn expect(frame: &Frame, from: u32, kind: Kind, rank: u32, sequence: u32) -> Result<()> {
     if frame.kind == Kind::Fail {
-        return Err(BootstrapError::Refused {
-            reason: String::from_utf8_lossy(&frame.body).into_owned(),
-        });
+        return Err(given_up(frame));
     }
     if frame.kind == Kind::Bye {
         return Err(BootstrapError::Lost {
@@ -373,15 +379,33 @@ fn with_context(e: BootstrapError, world: u32, after: Duration) -> BootstrapErro
     }
 }
 
-fn fail_all<'a>(peers: impl Iterator<Item = &'a mut Stream>, sequence: u32, why: &BootstrapError) {
+/// What a frame of kind [`Kind::Fail`] says: rank 0 gave up a collective, or a rank has failed by itself.
+fn given_up(frame: &Frame) -> BootstrapError {
+    let (rank, reason) = (
+        frame.rank,
+        String::from_utf8_lossy(&frame.body).into_owned(),
+    );
+    match rank {
+        0 => BootstrapError::Refused { reason },
+        _ => BootstrapError::Failed { rank, reason },
+    }
+}
+
+fn fail_all<'a>(
+    peers: impl Iterator<Item = &'a mut Stream>,
+    rank: u32,
+    sequence: u32,
+    why: impl std::fmt::Display,
+) {
     let deadline = Instant::now() + GRACE;
+    let why = why.to_string();
     for peer in peers {
-        let body = why.to_string().into_bytes();
+        let body = why.clone().into_bytes();
         // Best effort: a peer that cannot be told finds out by its own time-out.
         let _ = peer.send(
             &Frame {
                 kind: Kind::Fail,
-                rank: 0,
+                rank,
                 sequence,
                 body,
             },

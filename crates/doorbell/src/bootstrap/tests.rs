@@ -242,3 +242,25 @@ fn a_death_between_collectives_reaches_everybody_and_a_goodbye_is_none() {
         assert!(Instant::now() < deadline);
     }
 }
+
+#[test]
+fn a_rank_that_fails_between_collectives_tells_everybody_why() {
+    for who in 0..3 {
+        let mut all = met(b"");
+        all[who].fail("a copy went wrong");
+        for (rank, one) in all.iter_mut().enumerate() {
+            if rank == who {
+                one.watch().expect("it knows");
+                continue;
+            }
+            let text = noticed(one).to_string();
+            assert!(text.contains("a copy went wrong"), "{text}");
+            assert!(text.contains(&format!("rank {who}")), "{text}");
+            one.watch().expect("once");
+        }
+        // It has not left: its end is still noticed by rank 0, and by all if it is rank 0.
+        drop(all.remove(who));
+        let text = noticed(&mut all[0]).to_string();
+        assert!(text.contains(&format!("lost rank {who}")), "{text}");
+    }
+}

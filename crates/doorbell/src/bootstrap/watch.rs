@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, MAX_FRAME, Stream};
-use super::{Bootstrap, BootstrapError, Result, Role, fail_all};
+use super::{Bootstrap, BootstrapError, Result, Role, fail_all, given_up};
 
 /// How long saying goodbye may take.
 const PARTING: Duration = Duration::from_millis(200);
@@ -24,8 +24,7 @@ impl Bootstrap {
                 let reason = match (kind, ended) {
                     (Some(Kind::Fail), _) => {
                         let frame = hub.receive(0, "watch", MAX_FRAME, Instant::now() + PARTING)?;
-                        let reason = String::from_utf8_lossy(&frame.body).into_owned();
-                        return Err(BootstrapError::Refused { reason });
+                        return Err(given_up(&frame));
                     }
                     (Some(Kind::Bye), _) => None,
                     (_, true) => Some(LOST.to_owned()),
@@ -37,24 +36,41 @@ impl Bootstrap {
             Role::Hub(peers) => {
                 let mut news = None;
                 for (peer, rank) in peers.iter_mut().zip(1u32..) {
-                    if self.gone.contains_key(&rank) || !(peer.hung_up() || is_leaving(peer)) {
+                    if self.gone.contains_key(&rank) {
+                        continue;
+                    }
+                    if peer.peek_kind() == Some(Kind::Fail) {
+                        let end = Instant::now() + PARTING;
+                        let frame = peer.receive(rank, "watch", MAX_FRAME, end)?;
+                        let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                        news = Some((
+                            rank,
+                            reason.clone(),
+                            BootstrapError::Failed { rank, reason },
+                        ));
+                        break;
+                    }
+                    if !(peer.hung_up() || is_leaving(peer)) {
                         continue;
                     }
                     let reason = (!is_leaving(peer)).then(|| LOST.to_owned());
                     self.gone.insert(rank, reason.clone());
                     if let Some(reason) = reason {
-                        news = Some(lost(rank, reason));
+                        let error = lost(rank, reason);
+                        news = Some((0, error.to_string(), error));
                         break;
                     }
                 }
-                let Some(error) = news else { return Ok(()) };
+                let Some((from, text, error)) = news else {
+                    return Ok(());
+                };
                 let gone = &self.gone;
                 let others = peers
                     .iter_mut()
                     .zip(1u32..)
-                    .filter(|(_, rank)| !gone.contains_key(rank))
+                    .filter(|(_, rank)| *rank != from && !gone.contains_key(rank))
                     .map(|(peer, _)| peer);
-                fail_all(others, sequence, &error);
+                fail_all(others, from, sequence, text);
                 Err(error)
             }
         }
@@ -66,6 +82,20 @@ impl Bootstrap {
             .iter()
             .filter(|(_, reason)| reason.is_none())
             .map(|(rank, _)| *rank)
+    }
+
+    /// Tells the others that this rank has failed, and why: [`Bootstrap::watch`] says it there, and collectives fail. Best effort.
+    pub fn fail(&mut self, reason: &str) {
+        let (gone, rank, sequence) = (&self.gone, self.rank, self.sequence);
+        match &mut self.role {
+            Role::Leaf(_) if gone.contains_key(&0) => {}
+            Role::Leaf(hub) => fail_all(std::iter::once(hub), rank, sequence, reason),
+            Role::Hub(peers) => {
+                let left = peers.iter_mut().zip(1u32..);
+                let left = left.filter(|(_, rank)| !gone.contains_key(rank));
+                fail_all(left.map(|(peer, _)| peer), rank, sequence, reason);
+            }
+        }
     }
 
     /// Says goodbye: the others do not take it for a death. Nothing is watched any more, and collectives fail.
