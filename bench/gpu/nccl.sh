@@ -6,7 +6,12 @@
 #
 # Builds NCCL for this GPU alone if it got sources (a minute or two on 16 cores), then the program bench/gpu/nccl/gin.cu, and runs that:
 # one rank by itself, two ranks on one GPU, and a rank a GPU where there are several. Each run has a time limit. The exit status
-# is 1 if a check failed. RUNS names the runs (default: all); JOBS the compilers at a time.
+# is 1 if a check failed. RUNS names the runs; JOBS the compilers at a time.
+#
+#     self two gpus handlers signals   every call, then rates: one rank; two on one GPU; a GPU a rank, as threads and as processes; rung by
+#                                      doorbell with record; signals in GPU memory
+#     rates million                    rates against blocks and contexts, large puts; a million signals
+#     fault release killed             a script fails a request: the job must exit, or its kernels be let go; a rank is killed
 set -uo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +20,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus}
+RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -54,7 +59,7 @@ run() {
     env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
         NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
         NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.%p.log" "$@" \
-        setsid timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" "$kind" 2>&1 | tee -a "$OUT/nccl-results.txt"
+        setsid timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" "$kind" "${MODE:-checks}" 2>&1 | tee -a "$OUT/nccl-results.txt"
     status=${PIPESTATUS[0]}
     grep -hE 'Assigned plugin|GIN/Doorbell' "$OUT/nccl-$name".*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
     if [ "$status" -ne 0 ]; then
@@ -64,6 +69,8 @@ run() {
     fi
 }
 
+GPUS=$(nvidia-smi -L | wc -l)
+SCRIPT='wqe=60, n=1: fail=REMOTE_ACCESS'
 for one in $RUNS; do
     case $one in
         self) run self 1 threads CUDA_VISIBLE_DEVICES=0 ;;
@@ -71,9 +78,12 @@ for one in $RUNS; do
         handlers) run gpus-record 2 threads DOORBELL_HANDLER=record ;;
         signals) run gpu-signals 2 threads DOORBELL_NCCL_SIGNALS=gpu ;;
         gpus)
-            gpus=$(nvidia-smi -L | wc -l)
-            [ "$gpus" -lt 2 ] || run gpus "$gpus" threads
-            [ "$gpus" -lt 2 ] || run processes "$gpus" processes ;;
+            [ "$GPUS" -lt 2 ] || run gpus "$GPUS" threads
+            [ "$GPUS" -lt 2 ] || run processes "$GPUS" processes ;;
+        rates | million) MODE=$one run "$one" 2 processes ;;
+        fault) MODE=fault run fault 2 processes DOORBELL_FAULT="$SCRIPT" ;;
+        release) MODE=fault run release 2 processes DOORBELL_FAULT="$SCRIPT" DOORBELL_ON_ERROR=release ;;
+        killed) MODE=killed run killed 2 processes ;;
         *) echo "no run is called $one"; exit 2 ;;
     esac
 done

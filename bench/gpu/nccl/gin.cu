@@ -1,7 +1,16 @@
 // NCCL's device interface, call by call, on whatever GIN backend NCCL chose: checks first, then half round trips and rates.
 //
-//     gin [RANKS] [threads|processes]   what the ranks are; rank r uses GPU r modulo their number (several on one GPU need
+//     gin [RANKS] [threads|processes] [MODE]   what the ranks are; rank r uses GPU r modulo their number (several on one GPU need
 //                                       NCCL_MULTI_RANK_GPU_ENABLE=1). Prints "ok NAME" or "FAILED NAME: why" for each check.
+//
+//     MODE  checks   (default) every call, then half round trips and rates
+//           rates    rates against blocks and contexts, large puts, half round trips
+//           million  a million signals, none of which may be lost
+//           fault    DOORBELL_FAULT fails a request of rank 0: every rank's host must hear of it in a second; then the job exits although
+//                    kernels spin, or, with DOORBELL_ON_ERROR=release, when they were let go
+//           killed   (processes) rank 1 is killed at work: likewise
+//
+// Rows of figures name the CPU cores that this process used meanwhile.
 //
 // Exit status: 0, 1 a check failed, 3 a kernel did not end or NCCL reported an asynchronous error.
 #include <cuda_runtime.h>
@@ -38,8 +47,11 @@
     }                                                                                                 \
   } while (0)
 
-constexpr int BLOCKS = 4, CONTEXTS = 4, SIGNALS = 16, COUNTERS = 4;
-constexpr size_t WINDOW = 8 << 20, HALF = WINDOW / 2;
+constexpr int SIGNALS = 16, COUNTERS = 4;
+constexpr size_t WINDOW = 64 << 20, HALF = WINDOW / 2;
+static int BLOCKS = 4, CONTEXTS = 4;
+static const char* mode = "checks";
+static bool is_mode(const char* name) { return !strcmp(mode, name); }
 
 struct Job {
   ncclWindow_t win;
@@ -214,6 +226,54 @@ __global__ void hammer(Job j, int mode) {
   bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
 }
 
+// Signals alone, from all threads of all blocks, each block on its context.
+__global__ void signals(Job j) {
+  ncclGin gin{j.comm, (int)blockIdx.x, NCCL_GIN_RESOURCE_SHARING_CTA};
+  int to = (j.comm.rank + 1) % j.comm.nRanks;
+  unsigned long long base = gin.readSignal(12), want = base + (unsigned long long)j.rounds * blockDim.x;
+  ncclGin all{j.comm, 0};
+  ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), all, ncclTeamTagWorld(), blockIdx.x};
+  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  unsigned long long begin = now();
+  for (int i = 0; i < j.rounds; i++) gin.signal(ncclTeamWorld(j.comm), to, ncclGin_StrongSignalInc{12});
+  __syncthreads();
+  gin.waitSignal(ncclCoopCta(), 12, want);
+  gin.flush(ncclCoopCta());
+  if (threadIdx.x == 0) {
+    atomicAdd(j.out, gin.readSignal(12) != want);
+    atomicMax(j.out + 1, now() - begin);
+  }
+  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+}
+
+// Large puts, one after the other, complete at the end.
+__global__ void large(Job j) {
+  ncclGin gin{j.comm, 0, NCCL_GIN_RESOURCE_SHARING_THREAD};
+  meet(gin, 0);
+  if (threadIdx.x == 0) {
+    unsigned long long begin = now();
+    size_t slots = HALF / j.bytes;
+    for (int i = 0; i < j.rounds; i++) {
+      size_t at = i % slots * j.bytes;
+      gin.put(ncclTeamWorld(j.comm), (j.comm.rank + 1) % j.comm.nRanks, j.win, HALF + at, j.win, at, j.bytes);
+    }
+    gin.flush(ncclCoopThread());
+    j.out[1] = now() - begin;
+  }
+  __syncthreads();
+  meet(gin, 0);
+}
+
+// Puts with signals, and then a wait for what nobody sends.
+__global__ void stuck(Job j) {
+  ncclGin gin{j.comm, 0, NCCL_GIN_RESOURCE_SHARING_THREAD};
+  if (threadIdx.x) return;
+  unsigned long long base = gin.readSignal(7);
+  for (int i = 0; i < j.rounds; i++)
+    gin.put(ncclTeamWorld(j.comm), (j.comm.rank + 1) % j.comm.nRanks, j.win, HALF, j.win, 0, 8, ncclGin_StrongSignalInc{6});
+  gin.waitSignal(ncclCoopThread(), 7, base + 1000000);
+}
+
 // Rank 0 and rank 1 answer each other's signals; with bytes, each comes behind a put.
 __global__ void ping_pong(Job j) {
   ncclGin gin{j.comm, 0, NCCL_GIN_RESOURCE_SHARING_THREAD};
@@ -249,6 +309,8 @@ struct Shared {
   pthread_barrier_t together;
   ncclUniqueId id;
   int failures;
+  int ended;    // ranks that are at their end
+  int threads;  // ranks of one process; 0: a process each
 };
 static Shared* shared;
 static pthread_mutex_t printing = PTHREAD_MUTEX_INITIALIZER;
@@ -274,6 +336,15 @@ static void finish(Rank& r, const char* name) {
   }
 }
 
+static double seconds(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+// CPU cores of this process in the last run.
+static double cores;
+
 // Runs a kernel on all ranks at once; what they report is summed (first word) and printed by rank 0 (second).
 template <typename Launch>
 static unsigned long long run(Rank& r, const char* name, int rounds, size_t bytes, Launch launch) {
@@ -283,10 +354,13 @@ static unsigned long long run(Rank& r, const char* name, int rounds, size_t byte
   CUDA(cudaMemsetAsync(r.job.memory, 0, WINDOW, r.stream));
   CUDA(cudaStreamSynchronize(r.stream));
   pthread_barrier_wait(&shared->together);
+  double wall = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
   launch(r.job);
   CUDA(cudaGetLastError());
   finish(r, name);
+  wall = seconds(CLOCK_MONOTONIC) - wall, cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   pthread_mutex_lock(&printing);
+  if (r.rank == 0) cores = cpu / wall;
   if (r.job.out[0]) {
     __atomic_fetch_add(&shared->failures, 1, __ATOMIC_RELAXED);
     printf("FAILED %s: rank %d: %llu wrong\n", name, r.rank, r.job.out[0]);
@@ -297,6 +371,98 @@ static unsigned long long run(Rank& r, const char* name, int rounds, size_t byte
   pthread_mutex_unlock(&printing);
   pthread_barrier_wait(&shared->together);
   return r.job.out[1];
+}
+
+// A kernel waits for ever; the host hears why in a second.
+static void told(Rank& r) {
+  r.job.rounds = 200;
+  pthread_barrier_wait(&shared->together);
+  auto begin = std::chrono::steady_clock::now();
+  auto since = [&] { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count(); };
+  if (is_mode("killed")) {
+    r.job.rounds = 1 << 30, r.job.bytes = 8;
+    ping_pong<<<1, 32, 0, r.stream>>>(r.job);
+    if (r.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      kill(getpid(), SIGKILL);
+    }
+  } else {
+    stuck<<<1, 32, 0, r.stream>>>(r.job);
+  }
+  CUDA(cudaGetLastError());
+  ncclResult_t async = ncclSuccess;
+  while (async == ncclSuccess || async == ncclInProgress) {
+    if (since() > 10000) {
+      printf("FAILED %s: rank %d: its host hears nothing\n", mode, r.rank);
+      fflush(nullptr);
+      _exit(1);
+    }
+    NCCL(ncclCommGetAsyncError(r.comm, &async));
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  printf("ok %s: rank %d: ncclCommGetAsyncError says \"%s\" %.0f ms after the launch%s\n", mode, r.rank, ncclGetErrorString(async), since(),
+         is_mode("killed") ? " (the kill was at 1000)" : "");
+  const char* release = getenv("DOORBELL_ON_ERROR");
+  if (release && !strcmp(release, "release")) {
+    while (cudaStreamQuery(r.stream) == cudaErrorNotReady && since() < 15000) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    bool ended = cudaStreamQuery(r.stream) == cudaSuccess;
+    printf("%s %s: rank %d: the kernel %s after %.0f ms\n", ended ? "ok" : "FAILED", mode, r.rank, ended ? "was let go" : "spins", since());
+    if (!ended) __atomic_fetch_add(&shared->failures, 1, __ATOMIC_RELAXED);
+  }
+  fflush(stdout);
+  // Kernels may spin still: the job ends all the same. Threads wait for each other.
+  if (__atomic_add_fetch(&shared->ended, 1, __ATOMIC_RELAXED) == shared->threads || !shared->threads) _exit(shared->failures ? 1 : 0);
+  pause();
+}
+
+// Every call once, and what it must have done.
+static void checks(Rank& r) {
+  int ranks = r.ranks;
+  auto s = r.stream;
+  run(r, "all-to-all, 8 B", 20, 8, [=](Job j) { all_to_all<<<1, 64, 0, s>>>(j); });
+  run(r, "all-to-all, 4 KiB", 5, 4096, [=](Job j) { all_to_all<<<1, 64, 0, s>>>(j); });
+  run(r, "all-to-all, 1 MiB", 2, ranks > 4 ? 1 << 18 : 1 << 20, [=](Job j) { all_to_all<<<1, 256, 0, s>>>(j); });
+  run(r, "put value", 1, 0, [=](Job j) { values<<<1, 32, 0, s>>>(j); });
+  run(r, "counters", 20, 0, [=](Job j) { counters<<<1, 32, 0, s>>>(j); });
+  run(r, "get", 1, 100000, [=](Job j) { gets<<<1, 64, 0, s>>>(j); });
+  run(r, "VA signals", 20, 0, [=](Job j) { va_signals<<<1, 32, 0, s>>>(j); });
+  run(r, "aggregate", 1, 0, [=](Job j) { aggregate<<<1, 64, 0, s>>>(j); });
+}
+
+static void rates(Rank& r) {
+  int rank = r.rank, ranks = r.ranks;
+  auto s = r.stream;
+  const char* modes[] = {"shared by the GPU", "shared by a block", "a thread's own"};
+  for (int mode = 0; mode < 3; mode++) {
+    int rounds = mode == 2 ? 500 : 50, threads = 32;
+    unsigned long long ns = run(r, modes[mode], rounds, 0, [=](Job j) { hammer<<<BLOCKS, threads, 0, s>>>(j, mode); });
+    double posts = double(rounds) * (mode == 2 ? 1 : threads) * BLOCKS;
+    if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank; %.2f cores\n", modes[mode], posts * 1e3 / ns, cores);
+  }
+  if (ranks > 1)
+    for (size_t bytes : {0ul, 8ul, 4096ul, 65536ul, 1ul << 20}) {
+      char name[64];
+      snprintf(name, sizeof name, bytes ? "ping-pong, %zu B and a signal" : "ping-pong, a signal", bytes);
+      unsigned long long ns = run(r, name, bytes > 65536 ? 100 : 1000, bytes, [=](Job j) { ping_pong<<<1, 32, 0, s>>>(j); });
+      if (rank == 0) printf("half round trip %s: %.2f us; %.2f cores\n", name, ns / 1e3, cores);
+    }
+  if (!is_mode("rates")) return;
+  for (int blocks = 1; blocks <= BLOCKS; blocks *= 2) {
+    char name[64];
+    snprintf(name, sizeof name, "%d block(s), a context each", blocks);
+    int rounds = 500;
+    unsigned long long ns = run(r, name, rounds, 0, [=](Job j) { hammer<<<blocks, 32, 0, s>>>(j, 1); });
+    if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank; %.2f cores\n", name, rounds * 32.0 * blocks * 1e3 / ns, cores);
+    ns = run(r, name, rounds, 0, [=](Job j) { signals<<<blocks, 32, 0, s>>>(j); });
+    if (rank == 0 && ns) printf("rate signal, %s: %.3f M/s a rank; %.2f cores\n", name, rounds * 32.0 * blocks * 1e3 / ns, cores);
+  }
+  for (size_t bytes : {1ul << 16, 1ul << 20, 4ul << 20, 16ul << 20}) {
+    char name[64];
+    snprintf(name, sizeof name, "puts of %zu B", bytes);
+    int rounds = bytes > 1 << 20 ? 200 : 1000;
+    unsigned long long ns = run(r, name, rounds, bytes, [=](Job j) { large<<<1, 32, 0, s>>>(j); });
+    if (rank == 0 && ns) printf("bandwidth %s: %.1f GB/s a rank; %.2f cores\n", name, double(rounds) * bytes / ns, cores);
+  }
 }
 
 static void body(int rank, int ranks) {
@@ -325,29 +491,11 @@ static void body(int rank, int ranks) {
   NCCL(ncclDevCommCreate(r.comm, &needs, &r.job.comm));
   CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
   CUDA(cudaHostAlloc((void**)&r.job.out, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-  auto s = r.stream;
-  run(r, "all-to-all, 8 B", 20, 8, [=](Job j) { all_to_all<<<1, 64, 0, s>>>(j); });
-  run(r, "all-to-all, 4 KiB", 5, 4096, [=](Job j) { all_to_all<<<1, 64, 0, s>>>(j); });
-  run(r, "all-to-all, 1 MiB", 2, ranks > 4 ? 1 << 18 : 1 << 20, [=](Job j) { all_to_all<<<1, 256, 0, s>>>(j); });
-  run(r, "put value", 1, 0, [=](Job j) { values<<<1, 32, 0, s>>>(j); });
-  run(r, "counters", 20, 0, [=](Job j) { counters<<<1, 32, 0, s>>>(j); });
-  run(r, "get", 1, 100000, [=](Job j) { gets<<<1, 64, 0, s>>>(j); });
-  run(r, "VA signals", 20, 0, [=](Job j) { va_signals<<<1, 32, 0, s>>>(j); });
-  run(r, "aggregate", 1, 0, [=](Job j) { aggregate<<<1, 64, 0, s>>>(j); });
-  const char* modes[] = {"shared by the GPU", "shared by a block", "a thread's own"};
-  for (int mode = 0; mode < 3; mode++) {
-    int rounds = mode == 2 ? 500 : 50, threads = 32;
-    unsigned long long ns = run(r, modes[mode], rounds, 0, [=](Job j) { hammer<<<BLOCKS, threads, 0, s>>>(j, mode); });
-    double posts = double(rounds) * (mode == 2 ? 1 : threads) * BLOCKS;
-    if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank\n", modes[mode], posts * 1e3 / ns);
-  }
-  if (ranks > 1)
-    for (size_t bytes : {0ul, 8ul, 4096ul, 65536ul, 1ul << 20}) {
-      char name[64];
-      snprintf(name, sizeof name, bytes ? "ping-pong, %zu B and a signal" : "ping-pong, a signal", bytes);
-      unsigned long long ns = run(r, name, bytes > 65536 ? 100 : 1000, bytes, [=](Job j) { ping_pong<<<1, 32, 0, s>>>(j); });
-      if (rank == 0) printf("half round trip %s: %.2f us\n", name, ns / 1e3);
-    }
+  if (is_mode("fault") || is_mode("killed")) told(r);
+  if (is_mode("checks")) checks(r);
+  if (is_mode("million"))
+    run(r, "a million signals", 1000000 / (BLOCKS * 32) + 1, 0, [=](Job j) { signals<<<BLOCKS, 32, 0, r.stream>>>(j); });
+  if (!is_mode("million")) rates(r);
   NCCL(ncclDevCommDestroy(r.comm, &r.job.comm));
   NCCL(ncclCommWindowDeregister(r.comm, r.job.win));
   NCCL(ncclMemFree(memory));
@@ -362,7 +510,10 @@ int main(int argc, char** argv) {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   int ranks = argc > 1 ? atoi(argv[1]) : 2;
   bool processes = argc > 2 && !strcmp(argv[2], "processes");
+  if (argc > 3) mode = argv[3];
+  if (is_mode("rates")) BLOCKS = CONTEXTS = 16;
   shared = (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  shared->threads = processes ? 0 : ranks;
   pthread_barrierattr_t attributes;
   pthread_barrierattr_init(&attributes);
   pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -372,6 +523,8 @@ int main(int argc, char** argv) {
     // Before CUDA is used: it does not survive a fork.
     for (int r = 0; r < ranks; r++)
       if (fork() == 0) {
+        // Scripts are for rank 0: the others hear of it.
+        if (r) unsetenv("DOORBELL_FAULT");
         body(r, ranks);
         fflush(nullptr);
         _exit(0);
@@ -380,6 +533,7 @@ int main(int argc, char** argv) {
       int status = 0;
       wait(&status);
       int code = WIFEXITED(status) ? WEXITSTATUS(status) : 4;
+      if (is_mode("killed") && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) code = 0;
       worst = code > worst ? code : worst;
       if (code) break;  // the others would wait for it
     }

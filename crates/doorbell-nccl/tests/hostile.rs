@@ -350,7 +350,7 @@ fn a_rank_outside_the_world_is_refused() {
 }
 
 #[test]
-fn a_wrong_work_request_is_known_to_the_host_within_a_second() {
+fn a_wrong_work_request_is_known_to_the_hosts_of_all_ranks() {
     let _alone = alone();
     threads(2, |rank| {
         let pages = Pages::new(4096);
@@ -361,21 +361,23 @@ fn a_wrong_work_request_is_known_to_the_host_within_a_second() {
         if rank.rank == 0 {
             // Past the end of the peer's window.
             gin.put(1, (win, 4092), (win, 0), 8, With::default());
-            let begin = std::time::Instant::now();
             assert!(gin.flush(1, LONG).is_err());
-            while !context.has_error() {
-                assert!(begin.elapsed() < std::time::Duration::from_secs(1));
-                std::thread::yield_now();
-            }
-            let lines = log_lines().join("\n");
-            assert!(
-                lines.contains("rank 0 of 2: QP") && lines.contains("REMOTE_ACCESS"),
-                "{lines}"
-            );
         }
+        // The watch looks every 50 ms; the deadline is for a host that is never told.
+        let begin = std::time::Instant::now();
+        while !context.has_error() {
+            assert!(begin.elapsed() < LONG, "rank {} is not told", rank.rank);
+            std::thread::yield_now();
+        }
+        println!("rank {}: told after {:?}", rank.rank, begin.elapsed());
         rank.gather.barrier(rank.rank);
-        // The other rank did nothing wrong.
-        assert_eq!(context.has_error(), rank.rank == 0);
+        let lines = log_lines().join("\n");
+        assert!(
+            lines.contains("rank 0 of 2: QP") && lines.contains("REMOTE_ACCESS"),
+            "{lines}"
+        );
+        // The other rank did nothing wrong, but it may wait for this one.
+        assert!(lines.contains("rank 1 of 2: rank 0"), "{lines}");
         context.destroy();
         rank.deregister(window);
     });
