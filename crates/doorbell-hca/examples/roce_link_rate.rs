@@ -115,6 +115,7 @@ impl Side {
         let target = RoceTarget {
             peer: peer.port.local,
             segments: peer.port.segments,
+            light: peer.port.light,
             connection: Config {
                 transport: Transport::Rc,
                 dest_qpn: peer.qp.qpn().get(),

@@ -450,6 +450,7 @@ impl Hca {
             local: port.local_addr(),
             path_mtu: doorbell_port::path_mtu(port.mtu()) as u16,
             segments: port.accepts_trains(),
+            light: port.accepts_light(),
             qpn_class: port.qpn_class(),
             description: port.describe(),
         };

@@ -8,7 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 pub use doorbell_port::FaultSpec;
-pub use doorbell_port::{Description, PortConfig, PortCounters, PortError, PortKind};
+pub use doorbell_port::{Description, PortConfig, PortCounters, PortError, PortKind, within_host};
 pub use doorbell_roce as transport;
 
 use crate::mem::Access;
@@ -20,6 +20,8 @@ pub struct RoceTarget {
     pub peer: SocketAddr,
     /// The peer takes trains of packets (segmentation offload).
     pub segments: bool,
+    /// The peer is on this host, and takes packets whose ICRC covers headers alone.
+    pub light: bool,
     /// Numbers, sizes and limits. `messages` is set by the engine.
     pub connection: doorbell_roce::Config,
     /// What the peer may do here, whatever the regions grant.
@@ -45,6 +47,8 @@ pub struct RocePort {
     pub path_mtu: u16,
     /// It takes trains of packets.
     pub segments: bool,
+    /// It takes packets of its own host whose ICRC covers headers alone.
+    pub light: bool,
     /// Several processes share the UDP port: mask and value that the numbers of this core's queue pairs fit, if they were made after
     /// the port was opened.
     pub qpn_class: Option<(u32, u32)>,

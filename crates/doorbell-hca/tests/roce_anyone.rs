@@ -387,6 +387,7 @@ fn timers_wake_connections() {
     let target = RoceTarget {
         peer: port.local,
         segments: port.segments,
+        light: port.light,
         connection: Config {
             dest_qpn: 0x77,
             timeout: 10,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use doorbell_wire::roce::ICRC_LEN;
 
-use crate::icrc::FlowCrc;
+use crate::icrc::{FlowCrc, LIGHT};
 use crate::path::Path;
 use crate::sys::Piece;
 
@@ -182,7 +182,7 @@ impl SendBatch {
     }
 
     /// Takes a packet whose first `len` bytes were written to [`SendBatch::space`], and whose other `payload` bytes lie at `at`: they are read here, for
-    /// the ICRC, and once more while the packet is sent. If somebody changes them in between, the packet arrives damaged, and is lost. Only for a port that
+    /// the ICRC (unless the path is [light](Path::light)), and once more while the packet is sent. If somebody changes them in between, the packet arrives damaged, and is lost. Only for a port that
     /// [`lends`](crate::Port::lends).
     ///
     /// # Panics
@@ -248,6 +248,7 @@ impl SendBatch {
         let (packet, rest) = self.buffer[at..].split_at_mut(own);
         if let Some((_, flow)) = &mut self.flow {
             let crc = match lent {
+                _ if path.light && len > LIGHT => flow.compute_base(id, len, packet),
                 None => flow.compute(id, packet),
                 // SAFETY: promised by `commit_lent`, which is where it comes from.
                 Some(lent) => flow.compute_two(id, packet, unsafe { lent.bytes() }),
@@ -422,11 +423,15 @@ impl SendBatch {
             let whole = &mut self.buffer[slot.at as usize..][..usize::from(slot.len)];
             let (bytes, icrc) = whole.split_at_mut(usize::from(slot.len) - ICRC_LEN);
             // What was damaged on purpose stays damaged: the difference goes along.
-            let was = flow.compute(slot.id, bytes);
+            let mut crc = |id| match path.light && bytes.len() > LIGHT {
+                true => flow.compute_base(id, bytes.len(), bytes),
+                false => flow.compute(id, bytes),
+            };
+            let was = crc(slot.id);
             let mut stored = [0; 4];
             stored.copy_from_slice(icrc);
             let damage = was ^ u32::from_le_bytes(stored);
-            let now = flow.compute(0, bytes) ^ damage;
+            let now = crc(0) ^ damage;
             icrc.copy_from_slice(&now.to_le_bytes());
             slot.id = 0;
             single.push(Train {

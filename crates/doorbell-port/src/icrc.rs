@@ -108,6 +108,25 @@ impl FlowCrc {
         hasher.finalize()
     }
 
+    /// The CRC that ends with the base header: what long packets ([`LIGHT`]) carry between two ports that agreed on it
+    /// ([`Port::accepts_light`](crate::Port::accepts_light)). `len`: of the whole transport packet, which begins with `front`.
+    #[inline]
+    pub(crate) fn compute_base(&mut self, id: u16, len: usize, front: &[u8]) -> u32 {
+        if self.len != len {
+            self.set_len(len);
+        }
+        masked(self.head(id), &front[..front.len().min(Bth::LEN)])
+    }
+
+    /// As [`Self::solve`], for a [`Self::compute_base`].
+    pub(crate) fn solve_base(&mut self, received: u32, len: usize, front: &[u8]) -> Option<u16> {
+        if self.used != V4 {
+            return None;
+        }
+        let zero = self.compute_base(0, len, front);
+        IdSolver::new(Bth::LEN).solve(received, zero)
+    }
+
     /// The identification that explains `received`, if one does. IPv6 has none.
     pub(crate) fn solve(&mut self, received: u32, transport: &[u8]) -> Option<u16> {
         if self.used != V4 {
@@ -139,6 +158,9 @@ impl FlowCrc {
 
 /// Bytes after the base header that are copied with it to be hashed in one call.
 const SMALL: usize = 52;
+
+/// Packets longer than this may carry a CRC of their base header alone; in shorter ones that would save nothing.
+pub(crate) const LIGHT: usize = Bth::LEN + SMALL;
 
 /// The CRC `head`, continued over a packet's first bytes, with ones where the base header has its reserved byte.
 #[inline]

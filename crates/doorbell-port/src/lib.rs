@@ -36,7 +36,7 @@ pub use describe::Description;
 pub use error::{PortError, Result};
 pub use eth::{DgramOptions, EthPort, Place, RawOptions};
 pub use icrc::DEFAULT_PORT;
-pub use path::{Path, PathRequest, path_mtu};
+pub use path::{Path, PathRequest, path_mtu, within_host};
 pub use udp::{UdpOptions, UdpPort};
 pub use wrap::{FaultSpec, Faulty, Pcapng, Tracer};
 
@@ -84,6 +84,15 @@ pub trait Port: Send + fmt::Debug {
         false
     }
 
+    /// Does this end take *light* packets from peers on its own host: long ones, whose ICRC covers the headers below and the base header alone?
+    ///
+    /// What crosses no wire cannot be damaged on one: it is copied from memory to memory, as with TCP over loopback, whose checksum the kernel
+    /// leaves out too. Reading every byte once more at both ends would be most of what a large message costs beside its copies. Peers exchange the
+    /// answer; ports that change, keep or show packets say no, so that captures have right ICRCs and injected damage is found.
+    fn accepts_light(&self) -> bool {
+        false
+    }
+
     /// May packets lie in memory of others while they wait ([`SendBatch::commit_lent`])? Ports that look at packets themselves say no.
     fn lends(&self) -> bool {
         false
@@ -128,6 +137,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn accepts_trains(&self) -> bool {
         (**self).accepts_trains()
+    }
+    fn accepts_light(&self) -> bool {
+        (**self).accepts_light()
     }
     fn lends(&self) -> bool {
         (**self).lends()

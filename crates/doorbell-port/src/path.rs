@@ -1,6 +1,6 @@
 //! One peer as a port reaches it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ pub struct PathRequest {
     pub tos: u8,
     /// The peer said that it accepts trains.
     pub trains: bool,
+    /// The peer is on this host, and said that it accepts [light](crate::Port::accepts_light) packets.
+    pub light: bool,
     /// UDP source port for ports that make their own headers; a UDP socket sends from its own.
     pub source_port: Option<u16>,
     /// How long address resolution may take.
@@ -36,6 +38,7 @@ impl PathRequest {
             peer,
             tos: 0,
             trains: false,
+            light: false,
             source_port: None,
             deadline: Duration::from_secs(1),
         }
@@ -51,6 +54,8 @@ pub struct Path {
     pub(crate) tos: u8,
     pub(crate) train: u16,
     pub(crate) mtu: u16,
+    /// Long packets carry a CRC of their base header alone.
+    pub(crate) light: bool,
 }
 
 impl Path {
@@ -62,6 +67,7 @@ impl Path {
             tos: request.tos,
             train: if request.trains { train } else { 1 },
             mtu: mtu.min(LONGEST) as u16,
+            light: false,
         }
     }
 
@@ -80,10 +86,20 @@ impl Path {
         usize::from(self.mtu)
     }
 
+    /// Do long packets go out with a CRC of their base header alone?
+    pub fn light(&self) -> bool {
+        self.light
+    }
+
     /// Packets that may go out in one train; 1: no trains.
     pub fn train(&self) -> usize {
         usize::from(self.train)
     }
+}
+
+/// Do packets between these two addresses stay inside this host? Where both are one address or both loopback's, they cannot leave it.
+pub fn within_host(a: IpAddr, b: IpAddr) -> bool {
+    a == b || (a.is_loopback() && b.is_loopback())
 }
 
 /// Nothing that RoCEv2 sends is longer than path MTU 4096 with all headers.

@@ -29,6 +29,15 @@ fn path(from: &mut dyn Port, to: SocketAddr, trains: bool) -> Path {
     .unwrap()
 }
 
+fn light(from: &mut dyn Port, to: SocketAddr, trains: bool) -> Path {
+    from.path(&PathRequest {
+        trains,
+        light: true,
+        ..PathRequest::new(to)
+    })
+    .unwrap()
+}
+
 /// A packet of `len` bytes with a base header whose QP number is `n`.
 fn packet(n: usize, len: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..len).map(|i| (i * 13 + n) as u8).collect();
@@ -62,6 +71,82 @@ fn send_all(port: &mut dyn Port, batch: &mut SendBatch) {
     assert!(batch.is_empty());
 }
 
+/// On one host, and only where that was asked for, the ICRC of a long packet is that of its base header; every other packet has a right one.
+#[test]
+fn light_packets_are_covered_up_to_their_base_header() {
+    let (mut a, witness) = (
+        port("127.0.0.1:0", false),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    witness.set_read_timeout(Some(LIMIT)).unwrap();
+    let there = witness.local_addr().unwrap();
+    let whole = path(&mut a, there, false);
+    let light = light(&mut a, there, false);
+    assert!(a.accepts_light() && light.light() && !whole.light());
+    let mut batch = SendBatch::new();
+    for len in [16, 64, 65, 4140] {
+        for (to, covered) in [(&whole, len), (&light, if len > 64 { 12 } else { len })] {
+            assert!(batch.push(to, &packet(len, len)));
+            send_all(&mut a, &mut batch);
+            let mut bytes = [0; 8192];
+            let got = witness.recv(&mut bytes).unwrap();
+            let (transport, stored) = bytes[..got].split_at(got - 4);
+            assert_eq!(transport, packet(len, len));
+            // The headers have the length of the whole packet, whatever part of it is covered.
+            let right = covered == len;
+            let full = icrc::compute(
+                &Ip::V4(Ipv4 {
+                    src: [127, 0, 0, 1],
+                    dst: [127, 0, 0, 1],
+                    ..Ipv4::default()
+                }),
+                a.local_addr().port(),
+                there.port(),
+                transport,
+            );
+            assert_eq!(stored == full.to_le_bytes(), right, "{len} of {covered}");
+        }
+    }
+}
+
+#[test]
+fn light_packets_arrive_whatever_becomes_of_trains_and_others_are_refused() {
+    for addr in ["127.0.0.1:0", "[::1]:0"] {
+        let (mut a, mut b) = (port(addr, true), port(addr, true));
+        let mut apart = port(addr, false);
+        let packets: Vec<_> = (0..40).map(|n| packet(n, 4108)).collect();
+        // The second receives trains packet by packet: identifications count, and nobody says where they are.
+        for to in [&mut b, &mut apart] {
+            let way = light(&mut a, to.local_addr(), true);
+            let mut batch = SendBatch::new();
+            for bytes in &packets {
+                assert!(batch.push(&way, bytes));
+            }
+            send_all(&mut a, &mut batch);
+            let got = receive(to, packets.len());
+            let exact = |(bytes, check, ..): &(Vec<u8>, _, _, _)| {
+                assert_eq!(*check, Check::Exact);
+                bytes.clone()
+            };
+            assert_eq!(got.iter().map(exact).collect::<Vec<_>>(), packets);
+            assert_eq!(to.counters().icrc_errors, 0);
+            // A base header that is not what the ICRC is of, and an ICRC that is of nothing.
+            let mut bytes = packets[0].clone();
+            bytes.extend_from_slice(&[1, 2, 3, 4]);
+            UdpSocket::bind(addr)
+                .unwrap()
+                .send_to(&bytes, to.local_addr())
+                .unwrap();
+            let mut none = to.recv_batch();
+            let end = Instant::now() + LIMIT;
+            while to.counters().icrc_errors == 0 && Instant::now() < end {
+                assert_eq!(to.recv(&mut none).unwrap(), 0);
+            }
+            assert_eq!(to.counters().icrc_errors, 1);
+        }
+    }
+}
+
 /// Payload that is sent from where it lies, alone, in trains, and between packets that lie in the batch.
 #[test]
 fn payload_that_is_lent_arrives_whole_and_in_order() {
@@ -70,6 +155,7 @@ fn payload_that_is_lent_arrives_whole_and_in_order() {
             let (mut a, mut b) = (port(addr, trains), port(addr, trains));
             assert!(a.lends());
             let to = path(&mut a, b.local_addr(), trains);
+            let light = light(&mut a, b.local_addr(), trains);
             let sizes = [
                 (28, 4096),
                 (12, 4096),
@@ -87,15 +173,16 @@ fn payload_that_is_lent_arrives_whole_and_in_order() {
                 .map(|(n, (head, payload))| (*head, packet(n, head + payload)))
                 .collect();
             let mut batch = SendBatch::new();
-            for (head, bytes) in &packets {
-                let space = batch.space(&to).unwrap();
+            for (n, (head, bytes)) in packets.iter().enumerate() {
+                let to = if n < 30 { &to } else { &light };
+                let space = batch.space(to).unwrap();
                 space[..*head].copy_from_slice(&bytes[..*head]);
                 if bytes.len() == *head {
-                    batch.commit(&to, *head);
+                    batch.commit(to, *head);
                 } else {
                     // SAFETY: the packets live until the batch is sent, below.
                     unsafe {
-                        batch.commit_lent(&to, *head, bytes[*head..].as_ptr(), bytes.len() - head)
+                        batch.commit_lent(to, *head, bytes[*head..].as_ptr(), bytes.len() - head)
                     };
                 }
             }

@@ -424,6 +424,7 @@ mod tests {
                     rnr_retry: 7,
                     min_rnr_timer: 12,
                     segments: true,
+                    light: false,
                 },
                 psn: 0xfffffe,
                 unreliable: true,

@@ -52,6 +52,7 @@ impl Foreign {
             rnr_retry: 7,
             min_rnr_timer: 12,
             segments: false,
+            light: false,
         };
         let agreed: Agreed = mine
             .agree(&remote)

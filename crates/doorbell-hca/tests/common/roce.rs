@@ -44,6 +44,8 @@ pub fn attach(qp: &MockQp, peer: SocketAddr, segments: bool, access: Access, con
     let target = RoceTarget {
         peer,
         segments,
+        // Ours are all on this host.
+        light: segments,
         connection: Config {
             path_mtu: Mtu::M1024,
             ..config

@@ -85,6 +85,10 @@ impl Port for UdpPort {
         self.gets_trains
     }
 
+    fn accepts_light(&self) -> bool {
+        true
+    }
+
     fn lends(&self) -> bool {
         true
     }
@@ -103,7 +107,8 @@ impl Port for UdpPort {
             if yes { yes_text } else { no_text }.to_owned()
         };
         let mut guarantees = vec![
-            "every packet that is sent has a right ICRC: the socket is unconnected and never fragments, so the kernel's IP header is known"
+            "every packet that is sent has a right ICRC: the socket is unconnected and never fragments, so the kernel's IP header is known; \
+             only between two Doorbells on one host that agreed on it does that of long packets cover the headers alone"
                 .to_owned(),
         ];
         if v4 {

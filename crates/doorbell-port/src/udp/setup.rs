@@ -206,7 +206,10 @@ impl UdpPort {
         let mut local = self.local;
         local.set_ip(ip);
         let train = if self.can_send_trains { TRAIN } else { 1 };
-        Ok(Path::new(request, local, transport, train))
+        let mut path = Path::new(request, local, transport, train);
+        // Whoever asks may have been told anything: what leaves the host is covered whole.
+        path.light = request.light && path::within_host(ip, peer.ip());
+        Ok(path)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The greeting names the release, the host and the job, and offers a RoCE port with its limits. [`Offer::agree`] is the
 //! negotiation: the smaller path MTU, as many outstanding reads as the other side answers, segmentation offload only
-//! between two that know it. Everything is little-endian; strings have one byte of length.
+//! between two that know it, checksums of headers alone between two such on one host. Everything is little-endian; strings have one byte of length.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -15,6 +15,7 @@ pub const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 /// Bytes of an encoded [`Offer`].
 pub(crate) const OFFER: usize = 32;
 const FLAG_SEGMENTS: u16 = 1;
+const FLAG_LIGHT: u16 = 2;
 /// Longest string of a greeting.
 const MAX_TEXT: usize = 255;
 
@@ -39,6 +40,8 @@ pub struct Offer {
     pub min_rnr_timer: u8,
     /// It takes segments that the other side's kernel cut (UDP checksums that are not zero, IP ids that count).
     pub segments: bool,
+    /// It takes packets of its own host whose ICRC covers the headers alone.
+    pub light: bool,
 }
 
 /// What holds between two ports.
@@ -54,6 +57,8 @@ pub struct Agreed {
     pub max_rd_atomic: u8,
     /// Segmentation offload may be used.
     pub segments: bool,
+    /// Both are on one host, and agreed that the ICRC of long packets covers the headers alone.
+    pub light: bool,
 }
 
 impl Offer {
@@ -74,6 +79,9 @@ impl Offer {
             path_mtu: self.path_mtu.min(theirs.path_mtu),
             max_rd_atomic: self.max_rd_atomic.min(theirs.max_dest_rd_atomic),
             segments: self.segments && theirs.segments,
+            light: self.light
+                && theirs.light
+                && doorbell_hca::roce::within_host(self.address.ip(), theirs.address.ip()),
         })
     }
 
@@ -94,7 +102,8 @@ impl Offer {
         out.extend_from_slice(&ip.octets());
         out.extend_from_slice(&self.address.port().to_le_bytes());
         out.extend_from_slice(&self.path_mtu.to_le_bytes());
-        let flags = if self.segments { FLAG_SEGMENTS } else { 0 };
+        let flag = |set, flag| if set { flag } else { 0 };
+        let flags = flag(self.segments, FLAG_SEGMENTS) | flag(self.light, FLAG_LIGHT);
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[
             self.max_rd_atomic,
@@ -132,7 +141,7 @@ impl Offer {
             value if value <= max => Ok(value),
             value => Err((name, u64::from(value), allowed)),
         };
-        if flags & !FLAG_SEGMENTS != 0 || bytes[28..] != [0; 4] {
+        if flags & !(FLAG_SEGMENTS | FLAG_LIGHT) != 0 || bytes[28..] != [0; 4] {
             return Err(("reserved bits", flags.into(), "0"));
         }
         Ok(Self {
@@ -145,6 +154,7 @@ impl Offer {
             rnr_retry: small(26, "RNR retry count", 7, "0 to 7")?,
             min_rnr_timer: small(27, "RNR timer", 31, "0 to 31")?,
             segments: flags & FLAG_SEGMENTS != 0,
+            light: flags & FLAG_LIGHT != 0,
         })
     }
 }
@@ -174,7 +184,11 @@ impl fmt::Display for Agreed {
         f.write_str(match self.segments {
             true => ", segmentation offload",
             false => ", no segmentation offload",
-        })
+        })?;
+        if self.light {
+            f.write_str(", one host: ICRCs of long packets cover headers alone")?;
+        }
+        Ok(())
     }
 }
 

@@ -20,6 +20,7 @@ fn offer(port: u16, mtu: u16) -> Offer {
         rnr_retry: 7,
         min_rnr_timer: 12,
         segments: true,
+        light: true,
     }
 }
 
@@ -93,6 +94,7 @@ fn two_sides_agree_on_the_smaller_of_everything() {
     assert_eq!((a.path_mtu, b.path_mtu), (1024, 1024));
     assert_eq!((a.max_rd_atomic, b.max_rd_atomic), (2, 9));
     assert!(!a.segments && !b.segments);
+    assert!(a.light && b.light);
     assert_eq!((a.local, a.remote), (b.remote, b.local));
     let text = a.to_string();
     assert!(
@@ -116,6 +118,29 @@ fn two_sides_agree_on_the_smaller_of_everything() {
     assert!(answered.is_closed());
     let lost = answered.recv(LONG).unwrap_err();
     assert!(matches!(lost, ConnectError::Lost { .. }), "{lost}");
+}
+
+#[test]
+fn only_two_on_one_host_leave_payload_out_of_the_checksum() {
+    let at = |address: &str, light| Offer {
+        address: address.parse().unwrap(),
+        light,
+        ..offer(1, 1024)
+    };
+    for (a, b, agreed) in [
+        (at("127.0.0.1:1", true), at("127.0.0.2:1", true), true),
+        (at("10.9.0.1:1", true), at("10.9.0.1:2", true), true),
+        (at("[fd00::1]:1", true), at("[fd00::1]:2", true), true),
+        (at("127.0.0.1:1", true), at("127.0.0.1:2", false), false),
+        (at("10.9.0.1:1", true), at("10.9.0.2:1", true), false),
+        (at("[fd00::1]:1", true), at("[::1]:1", true), false),
+    ] {
+        for (a, b) in [(a, b), (b, a)] {
+            let outcome = a.agree(&b).unwrap();
+            assert_eq!(outcome.light, agreed, "{outcome}");
+            assert_eq!(outcome.to_string().contains("headers alone"), agreed);
+        }
+    }
 }
 
 #[test]

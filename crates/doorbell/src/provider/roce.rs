@@ -84,6 +84,7 @@ impl RoceSettings {
             rnr_retry: 7,
             min_rnr_timer: 12,
             segments: port.segments,
+            light: port.light,
         })
     }
 
@@ -207,6 +208,7 @@ pub(super) fn target(target: &RoceTarget, psn: u32, access: Access) -> Result<Ta
     Ok(Target {
         peer: remote.address,
         segments: agreed.segments,
+        light: agreed.light,
         connection: Config {
             transport: match target.unreliable {
                 true => Transport::Uc,

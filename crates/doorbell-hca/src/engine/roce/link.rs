@@ -86,6 +86,7 @@ impl Link {
         let path = port
             .path(&PathRequest {
                 trains: target.segments,
+                light: target.light,
                 deadline: RESOLUTION,
                 ..PathRequest::new(target.peer)
             })
