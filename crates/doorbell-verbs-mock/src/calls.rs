@@ -48,7 +48,7 @@ fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-fn refused<T>(errno: i32) -> *mut T {
+pub(crate) fn refused<T>(errno: i32) -> *mut T {
     set_errno(errno);
     null_mut()
 }
@@ -57,7 +57,7 @@ fn refused<T>(errno: i32) -> *mut T {
 ///
 /// # Safety
 /// `context` is one of `open_device`.
-unsafe fn device_of(context: *mut RawContext) -> u32 {
+pub(crate) unsafe fn device_of(context: *mut RawContext) -> u32 {
     // SAFETY: the caller's promise.
     unsafe { (*context).cmd_fd as u32 }
 }
@@ -153,7 +153,10 @@ unsafe extern "C" fn query_device(context: *mut RawContext, out: *mut RawDeviceA
         (*out).max_cqe = 1 << 20;
         (*out).max_qp_rd_atom = 16;
         (*out).max_qp_init_rd_atom = 16;
-        (*out).atomic_cap = if config.atomics {
+        if config.srd.is_some() {
+            (*out).vendor_id = doorbell_verbs::efa::abi::VENDOR;
+        }
+        (*out).atomic_cap = if config.atomics && config.srd.is_none() {
             atomic_cap::HCA
         } else {
             atomic_cap::NONE
@@ -181,10 +184,11 @@ unsafe extern "C" fn query_port(
         };
         (*out).max_mtu = 5;
         (*out).active_mtu = 5;
-        (*out).gid_tbl_len = 3;
-        (*out).max_msg_sz = config.max_message;
+        (*out).gid_tbl_len = if config.srd.is_some() { 1 } else { 3 };
+        (*out).max_msg_sz = config.srd.map_or(config.max_message, |s| s.packet);
         (*out).lid = if config.infiniband { id as u16 } else { 0 };
         (*out).link_layer = match config.infiniband {
+            _ if config.srd.is_some() => link_layer::UNSPECIFIED,
             true => link_layer::INFINIBAND,
             false => link_layer::ETHERNET,
         };
@@ -193,7 +197,7 @@ unsafe extern "C" fn query_port(
 }
 
 /// GID 0 is link-local, GID 1 the device's IPv4 address as RoCE v1, GID 2 as RoCE v2.
-fn gid_of(id: u32, index: u32) -> Gid {
+pub(crate) fn gid_of(id: u32, index: u32) -> Gid {
     let mut gid = [0; 16];
     if index == 0 {
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
@@ -229,7 +233,8 @@ unsafe extern "C" fn query_gid_ex(
     }
     // SAFETY: the caller's.
     let id = unsafe { device_of(context) };
-    let infiniband = world().devices[&id].config.infiniband;
+    let config = world().devices[&id].config;
+    let infiniband = config.infiniband || config.srd.is_some();
     if infiniband && index > 0 {
         return libc::ENODATA;
     }
@@ -338,6 +343,15 @@ unsafe fn register(
         // Without a kernel module for it, the device's driver finds no such pages.
         return refused(libc::EFAULT);
     }
+    if let Some(srd) = own.config.srd {
+        let has = |has, right| if has { right } else { 0 };
+        let rights = access::LOCAL_WRITE
+            | has(srd.reads, access::REMOTE_READ)
+            | has(srd.writes, access::REMOTE_WRITE);
+        if access & !rights != 0 {
+            return refused(libc::EOPNOTSUPP);
+        }
+    }
     let remote = access & (access::REMOTE_WRITE | access::REMOTE_ATOMIC);
     if remote != 0 && access & access::LOCAL_WRITE == 0 {
         return refused(libc::EINVAL);
@@ -404,7 +418,7 @@ unsafe extern "C" fn create_qp(pd: *mut RawPd, attr: *mut QpInitAttr) -> *mut Ra
     // SAFETY: the caller's.
     let (send, recv, cap) = unsafe { ((*attr).send_cq, (*attr).recv_cq, (*attr).cap) };
     // SAFETY: passed on.
-    unsafe { make_qp(pd, send, recv, cap, false) }
+    unsafe { make_qp(pd, send, recv, cap, false, false) }
 }
 
 unsafe extern "C" fn create_qp_ex(_: *mut RawContext, attr: *mut QpInitAttrEx) -> *mut RawQp {
@@ -414,15 +428,16 @@ unsafe extern "C" fn create_qp_ex(_: *mut RawContext, attr: *mut QpInitAttrEx) -
         return refused(libc::EINVAL);
     }
     // SAFETY: passed on.
-    unsafe { make_qp(attr.pd, attr.send_cq, attr.recv_cq, attr.cap, true) }
+    unsafe { make_qp(attr.pd, attr.send_cq, attr.recv_cq, attr.cap, true, false) }
 }
 
-unsafe fn make_qp(
+pub(crate) unsafe fn make_qp(
     pd: *mut RawPd,
     send_cq: *mut RawCq,
     recv_cq: *mut RawCq,
     cap: QpCap,
     calls: bool,
+    srd: bool,
 ) -> *mut RawQp {
     // SAFETY: the caller's objects.
     let (context, pd_number, send, recv) = unsafe {
@@ -441,7 +456,8 @@ unsafe fn make_qp(
     if own.removed {
         return refused(libc::EIO);
     }
-    if calls && !config.calls {
+    // An EFA device has no RC.
+    if (calls && !config.calls) || config.srd.is_some() != srd {
         return refused(libc::EOPNOTSUPP);
     }
     if cap.max_inline_data > config.inline
@@ -462,17 +478,21 @@ unsafe fn make_qp(
     if calls {
         raw.compare_swap = config.atomics.then_some(wr_compare_swap);
         raw.fetch_add = config.atomics.then_some(wr_fetch_add);
-        raw.read = Some(wr_read);
+        raw.read = config.srd.is_none_or(|s| s.reads).then_some(wr_read);
         raw.write = Some(wr_write);
         raw.write_imm = Some(wr_write_imm);
         raw.send = Some(wr_send);
         raw.send_imm = Some(wr_send_imm);
+        raw.set_ud_addr = srd.then_some(wr_set_ud_addr);
         raw.set_inline = Some(wr_set_inline);
         raw.set_sge = Some(wr_set_sge);
         raw.set_sge_list = Some(wr_set_sge_list);
         raw.start = Some(wr_start);
         raw.complete = Some(wr_complete);
         raw.abort = Some(wr_start);
+    }
+    if srd {
+        (raw.compare_swap, raw.fetch_add) = (None, None);
     }
     let raw = Box::into_raw(raw);
     let queue = Queue {
@@ -488,6 +508,9 @@ unsafe fn make_qp(
         held: 0,
         unsignalled: 0,
         receives: VecDeque::new(),
+        srd,
+        qkey: 0,
+        finished: Vec::new(),
         handle: raw.addr(),
         building: Vec::new(),
     };
@@ -526,6 +549,10 @@ unsafe extern "C" fn modify_qp(qp: *mut RawQp, attr: *mut QpAttr, mask: c_int) -
         return libc::EIO;
     }
     let allowed = match attr.qp_state {
+        to if queue.srd => device
+            .config
+            .srd
+            .is_some_and(|s| crate::efa::allows(&s, queue.state, to, mask)),
         qp_state::INIT => queue.state == qp_state::RESET,
         qp_state::RTR => queue.state == qp_state::INIT,
         qp_state::RTS => queue.state == qp_state::RTR,
@@ -552,6 +579,9 @@ unsafe extern "C" fn modify_qp(qp: *mut RawQp, attr: *mut QpAttr, mask: c_int) -
         return libc::EINVAL;
     };
     queue.state = attr.qp_state;
+    if mask & qp_mask::QKEY != 0 {
+        queue.qkey = attr.qkey;
+    }
     if mask & qp_mask::ACCESS_FLAGS != 0 {
         queue.access = attr.access;
     }

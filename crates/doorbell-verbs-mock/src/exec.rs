@@ -13,13 +13,16 @@ enum Outcome {
     Later,
 }
 
-fn at<T>(addr: u64) -> *mut T {
+pub(crate) fn at<T>(addr: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(addr as usize)
 }
 
 impl World {
     /// Carries out what can be of a queue pair's requests.
     pub(crate) fn progress(&mut self, qpn: u32) {
+        if self.qps.get(&qpn).is_some_and(|q| q.srd) {
+            return self.shuffle(qpn);
+        }
         loop {
             let Some(qp) = self.qps.get(&qpn) else { return };
             let device = &self.devices[&qp.device];
@@ -121,7 +124,7 @@ impl World {
         }
     }
 
-    fn push(&mut self, cq: u32, wc: Wc, gives: u64) {
+    pub(crate) fn push(&mut self, cq: u32, wc: Wc, gives: u64) {
         let Some(queue) = self.cqs.get_mut(&cq) else {
             return;
         };
@@ -258,7 +261,7 @@ impl World {
         Outcome::Done(total as u32)
     }
 
-    fn gathered(&self, request: &Request, here: &[(u64, usize)]) -> Vec<u8> {
+    pub(crate) fn gathered(&self, request: &Request, here: &[(u64, usize)]) -> Vec<u8> {
         if let Some(bytes) = &request.inline {
             return bytes.clone();
         }

@@ -4,11 +4,12 @@
 //! [`Config::calls`]). Faults are injected with the [`Mock`]'s methods: partial post failures, completions out of order, missing ones, with
 //! vendor errors, a device that is removed.
 //!
-//! Semantics are those of RC: messages in order, keys with bounds and rights, receives consumed in order, RNR with a bounded number of
+//! [`Config::srd`] makes it an EFA device, with queue pairs of that kind. Otherwise semantics are those of RC: messages in order, keys with bounds and rights, receives consumed in order, RNR with a bounded number of
 //! looks, a queue pair in error flushes. Everything happens in `post` and `poll` calls; there are no threads. The mock finds its objects by
 //! number, so a handle that was destroyed is found out instead of followed.
 
 mod calls;
+mod efa;
 mod exec;
 mod post;
 mod world;
@@ -16,6 +17,8 @@ mod world;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use doorbell_verbs::{Api, Verbs};
+
+pub use efa::Srd;
 
 use world::{World, world};
 
@@ -44,6 +47,8 @@ pub struct Config {
     pub active: bool,
     /// It moves no bytes and completes at once: for counting what its user costs.
     pub hollow: bool,
+    /// It is an EFA device: SRD instead of RC.
+    pub srd: Option<Srd>,
 }
 
 impl Default for Config {
@@ -60,6 +65,7 @@ impl Default for Config {
             infiniband: false,
             active: true,
             hollow: false,
+            srd: None,
         }
     }
 }
@@ -92,6 +98,8 @@ pub struct Counts {
     pub regions: u64,
     /// Queue pairs that exist now.
     pub qps: u64,
+    /// Requests that were carried out before older ones of their queue.
+    pub overtaken: u64,
     /// Times a queue would have run over.
     pub overruns: u64,
 }
@@ -115,7 +123,7 @@ impl Mock {
     /// The library with this device (and those of other tests).
     pub fn verbs(&self) -> Verbs {
         // SAFETY: the mock's functions behave as libibverbs'.
-        unsafe { Verbs::with_api("mock", api()) }
+        unsafe { Verbs::with_efa("mock", api(), efa::table()) }
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut world::Device) -> T) -> T {

@@ -28,9 +28,12 @@ fn take(world: &mut World, qpn: u32, mut request: Request) -> Result<(), i32> {
     if !matches!(queue.state, qp_state::RTS | qp_state::ERR | qp_state::SQE)
         || inline > queue.cap.max_inline_data as usize
         || request.pieces.len() > queue.cap.max_send_sge as usize
-        || message > u64::from(device.config.max_message)
+        || (!queue.srd && message > u64::from(device.config.max_message))
     {
         return Err(libc::EINVAL);
+    }
+    if let (true, Some(srd)) = (queue.srd, &device.config.srd) {
+        crate::efa::check(srd, &request)?;
     }
     request.number = device.counts.requests;
     queue.held += 1;
@@ -91,6 +94,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 pieces.to_vec()
             },
             inline,
+            to: None,
             broken: false,
             looks: 0,
         };
@@ -176,6 +180,7 @@ unsafe fn build(qp: *mut RawQpEx, opcode: u32, addr: u64, rkey: u32, imm: u32, o
         operands,
         pieces: Vec::new(),
         inline: None,
+        to: None,
         broken: false,
         looks: 0,
     };
@@ -277,6 +282,18 @@ pub(crate) unsafe extern "C" fn wr_set_sge_list(qp: *mut RawQpEx, count: usize, 
     };
     // SAFETY: passed on.
     unsafe { last(qp, |request| request.pieces = pieces) };
+}
+
+pub(crate) unsafe extern "C" fn wr_set_ud_addr(
+    qp: *mut RawQpEx,
+    ah: *mut RawAh,
+    qpn: u32,
+    qkey: u32,
+) {
+    // SAFETY: the caller's.
+    let ah = unsafe { (*ah).handle };
+    // SAFETY: passed on.
+    unsafe { last(qp, |request| request.to = Some((ah, qpn, qkey))) };
 }
 
 pub(crate) unsafe extern "C" fn wr_complete(qp: *mut RawQpEx) -> c_int {

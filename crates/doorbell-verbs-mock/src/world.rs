@@ -14,6 +14,8 @@ pub(crate) struct World {
     pub(crate) regions: HashMap<u32, Region>,
     pub(crate) qps: HashMap<u32, Queue>,
     pub(crate) cqs: HashMap<u32, Completions>,
+    /// Address handles of EFA devices.
+    pub(crate) addresses: HashMap<u32, Address>,
     next: u32,
 }
 
@@ -32,6 +34,15 @@ pub(crate) struct Device {
     pub(crate) lose: bool,
     pub(crate) stall: bool,
     pub(crate) events: VecDeque<(u32, usize)>,
+    /// What is drawn next.
+    pub(crate) random: u64,
+}
+
+/// An address handle: of which device, for which port, and its number there.
+pub(crate) struct Address {
+    pub(crate) device: u32,
+    pub(crate) gid: Gid,
+    pub(crate) number: u16,
 }
 
 impl Device {
@@ -85,6 +96,8 @@ pub(crate) struct Request {
     pub(crate) operands: [u64; 2],
     pub(crate) pieces: Vec<Sge>,
     pub(crate) inline: Option<Vec<u8>>,
+    /// Address handle, queue pair and its key, of a request that names its peer.
+    pub(crate) to: Option<(u32, u32, u32)>,
     /// Not as the device wants it.
     pub(crate) broken: bool,
     /// Looks at a peer without a receive.
@@ -114,6 +127,11 @@ pub(crate) struct Queue {
     /// Of those, how many the next signalled completion gives back.
     pub(crate) unsignalled: u64,
     pub(crate) receives: VecDeque<Receive>,
+    /// It is an SRD queue pair, with this key.
+    pub(crate) srd: bool,
+    pub(crate) qkey: u32,
+    /// Outcomes that are not told yet.
+    pub(crate) finished: Vec<Wc>,
     /// Address of its `RawQp`.
     pub(crate) handle: usize,
     /// Requests that are being built by calls.
@@ -166,6 +184,8 @@ impl World {
             lose: false,
             stall: false,
             events: VecDeque::new(),
+            // Never zero, which would stay zero.
+            random: config.srd.map_or(0, |s| s.seed).wrapping_mul(2) + 1,
         };
         self.devices.insert(id, device);
     }
@@ -189,6 +209,7 @@ impl World {
         };
         qp.sends.clear();
         qp.receives.clear();
+        qp.finished.clear();
         (qp.held, qp.unsignalled) = (0, 0);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(&cq) {

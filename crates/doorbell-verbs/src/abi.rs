@@ -11,10 +11,10 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 pub type Gid = [u8; 16];
 
 macro_rules! numbers {
-    ($($(#[$doc:meta])* $module:ident: $ty:ty { $($name:ident = $value:expr,)* })*) => {$(
+    ($($(#[$doc:meta])* $module:ident: $ty:ty { $($(#[$own:meta])* $name:ident = $value:expr,)* })*) => {$(
         $(#[$doc])*
         pub mod $module {
-            $(pub const $name: $ty = $value;)*
+            $($(#[$own])* pub const $name: $ty = $value;)*
         }
     )*};
 }
@@ -53,6 +53,7 @@ numbers! {
         REM_OP_ERR = 11,
         RETRY_EXC_ERR = 12,
         RNR_RETRY_EXC_ERR = 13,
+        REM_INV_RD_REQ_ERR = 15,
         REM_ABORT_ERR = 16,
         FATAL_ERR = 19,
         RESP_TIMEOUT_ERR = 20,
@@ -85,6 +86,8 @@ numbers! {
     /// `enum ibv_qp_type`.
     qp_type: u32 {
         RC = 2,
+        /// Of the driver's own kind.
+        DRIVER = 0xff,
     }
     /// `enum ibv_qp_attr_mask`.
     qp_mask: i32 {
@@ -92,6 +95,7 @@ numbers! {
         ACCESS_FLAGS = 1 << 3,
         PKEY_INDEX = 1 << 4,
         PORT = 1 << 5,
+        QKEY = 1 << 6,
         AV = 1 << 7,
         PATH_MTU = 1 << 8,
         TIMEOUT = 1 << 9,
@@ -230,6 +234,14 @@ pub struct RawPd {
     pub handle: u32,
 }
 
+/// `struct ibv_ah`: another port as a device knows it.
+#[repr(C)]
+pub struct RawAh {
+    pub context: *mut RawContext,
+    pub pd: *mut RawPd,
+    pub handle: u32,
+}
+
 /// `struct ibv_mr`.
 #[repr(C)]
 pub struct RawMr {
@@ -294,7 +306,7 @@ pub struct RawQpEx {
     pub send_imm: Option<unsafe extern "C" fn(*mut RawQpEx, u32)>,
     pub send_inv: usize,
     pub send_tso: usize,
-    pub set_ud_addr: usize,
+    pub set_ud_addr: Option<unsafe extern "C" fn(*mut RawQpEx, *mut RawAh, u32, u32)>,
     pub set_xrc_srqn: usize,
     pub set_inline: Option<unsafe extern "C" fn(*mut RawQpEx, *mut c_void, usize)>,
     pub set_inline_list: usize,
@@ -581,6 +593,7 @@ pub const LAYOUT: &[(&str, &str, usize)] = {
         "ibv_context_ops" ContextOps { poll_cq = "poll_cq", req_notify_cq = "req_notify_cq", post_send = "post_send", post_recv = "post_recv", }
         "ibv_context" RawContext { device = "device", ops = "ops", cmd_fd = "cmd_fd", async_fd = "async_fd", num_comp_vectors = "num_comp_vectors", abi_compat = "abi_compat", }
         "ibv_pd" RawPd { context = "context", handle = "handle", }
+        "ibv_ah" RawAh { context = "context", pd = "pd", handle = "handle", }
         "ibv_mr" RawMr { context = "context", pd = "pd", addr = "addr", length = "length", handle = "handle", lkey = "lkey", rkey = "rkey", }
         "ibv_cq" RawCq { context = "context", cqe = "cqe", }
         "ibv_qp" RawQp { context = "context", qp_context = "qp_context", pd = "pd", qp_num = "qp_num", state = "state", qp_type = "qp_type", }
@@ -610,7 +623,7 @@ pub const FIELDS: &[(&str, &str, usize)] = {
     }
     rows! {
         "ibv_port_attr" RawPortAttr { state = "state", max_mtu = "max_mtu", active_mtu = "active_mtu", gid_tbl_len = "gid_tbl_len", max_msg_sz = "max_msg_sz", lid = "lid", sm_lid = "sm_lid", lmc = "lmc", sm_sl = "sm_sl", active_width = "active_width", active_speed = "active_speed", phys_state = "phys_state", link_layer = "link_layer", flags = "flags", }
-        "ibv_qp_ex" RawQpEx { base = "qp_base", comp_mask = "comp_mask", wr_id = "wr_id", wr_flags = "wr_flags", compare_swap = "wr_atomic_cmp_swp", fetch_add = "wr_atomic_fetch_add", read = "wr_rdma_read", write = "wr_rdma_write", write_imm = "wr_rdma_write_imm", send = "wr_send", send_imm = "wr_send_imm", set_inline = "wr_set_inline_data", set_sge = "wr_set_sge", set_sge_list = "wr_set_sge_list", start = "wr_start", complete = "wr_complete", abort = "wr_abort", }
+        "ibv_qp_ex" RawQpEx { base = "qp_base", comp_mask = "comp_mask", wr_id = "wr_id", wr_flags = "wr_flags", compare_swap = "wr_atomic_cmp_swp", fetch_add = "wr_atomic_fetch_add", read = "wr_rdma_read", write = "wr_rdma_write", write_imm = "wr_rdma_write_imm", send = "wr_send", send_imm = "wr_send_imm", set_ud_addr = "wr_set_ud_addr", set_inline = "wr_set_inline_data", set_sge = "wr_set_sge", set_sge_list = "wr_set_sge_list", start = "wr_start", complete = "wr_complete", abort = "wr_abort", }
     }
 };
 

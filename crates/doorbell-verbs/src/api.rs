@@ -1,9 +1,10 @@
 //! Finding the library and its functions.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::abi::*;
+use crate::efa::{EfaApi, Found};
 use crate::error::{Result, VerbsError};
 
 /// The library's name.
@@ -86,8 +87,10 @@ pub struct Verbs(Arc<Loaded>);
 struct Loaded {
     api: Api,
     path: String,
+    /// libefa, looked for when there is a device that needs it.
+    efa: OnceLock<Result<Found, String>>,
     /// Keeps the functions mapped.
-    _library: Option<libloading::Library>,
+    library: Option<libloading::Library>,
 }
 
 impl core::fmt::Debug for Verbs {
@@ -123,7 +126,8 @@ impl Verbs {
         Ok(Self(Arc::new(Loaded {
             api,
             path: path.to_owned(),
-            _library: Some(library),
+            efa: OnceLock::new(),
+            library: Some(library),
         })))
     }
 
@@ -135,8 +139,34 @@ impl Verbs {
         Self(Arc::new(Loaded {
             api,
             path: name.to_owned(),
-            _library: None,
+            efa: OnceLock::new(),
+            library: None,
         }))
+    }
+
+    /// As [`Verbs::with_api`], with libefa beside it.
+    ///
+    /// # Safety
+    /// As for [`Verbs::with_api`], and the second as those of libefa.
+    pub unsafe fn with_efa(name: &str, api: Api, efa: EfaApi) -> Self {
+        // SAFETY: the caller's promise.
+        let verbs = unsafe { Self::with_api(name, api) };
+        let found = Found {
+            api: efa,
+            _library: None,
+        };
+        let _ = verbs.0.efa.set(Ok(found));
+        verbs
+    }
+
+    /// libefa, or why it is not there.
+    pub(crate) fn efa_found(&self) -> Result<&Found, &str> {
+        let found = self.0.efa.get_or_init(|| match &self.0.library {
+            // SAFETY: the library is libibverbs.
+            Some(verbs) => unsafe { Found::load(verbs) },
+            None => Err("no libefa was given".to_owned()),
+        });
+        found.as_ref().map_err(String::as_str)
     }
 
     /// Where it was found.

@@ -125,6 +125,7 @@ pub(crate) enum Step {
     RegisterDmabuf,
     CreateCq,
     CreateQp,
+    CreateAh,
     ToInit,
     ToRtr,
     ToRts,
@@ -142,6 +143,7 @@ impl Step {
             Self::RegisterDmabuf => "registering GPU memory as a dma-buf",
             Self::CreateCq => "making a completion queue",
             Self::CreateQp => "making a queue pair",
+            Self::CreateAh => "naming the peer's port (address handle)",
             Self::ToInit => "preparing a queue pair (INIT)",
             Self::ToRtr => "connecting a queue pair to its peer (RTR)",
             Self::ToRts => "connecting a queue pair to its peer (RTS)",
@@ -182,6 +184,9 @@ impl Step {
             }
             (Self::ToRtr, libc::EINVAL) => {
                 "GID, path MTU or LID do not fit the port: both sides need GIDs of one kind (?gid=N), and a path MTU that both ports have (--mtu)"
+            }
+            (Self::CreateAh, libc::EINVAL | libc::ENXIO | libc::EHOSTUNREACH) => {
+                "the peer's GID is none of this network's: both sides need EFA interfaces of one subnet and a security group that lets all traffic among itself pass"
             }
             (_, libc::EIO | libc::ENODEV) => "the device was removed or has failed: see dmesg",
             (_, libc::EPERM | libc::EACCES) => {

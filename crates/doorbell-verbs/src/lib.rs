@@ -8,12 +8,13 @@
 //! kernel said, and what to do about it.
 //!
 //! The inline functions of the C headers are tables of function pointers in structures; [`abi`] declares those anew. A test compiles
-//! a C program against the real headers and compares every size and offset.
+//! a C program against the real headers and compares every size and offset. [`efa`] has what Amazon's adapter has instead of RC.
 
 pub mod abi;
 mod api;
 mod batch;
 mod device;
+pub mod efa;
 mod error;
 mod event;
 mod gid;

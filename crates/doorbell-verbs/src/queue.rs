@@ -57,6 +57,10 @@ impl Cq {
         })))
     }
 
+    pub(crate) fn raw(&self) -> *mut RawCq {
+        self.0.raw.as_ptr()
+    }
+
     /// Takes completions that are there; returns how many.
     ///
     /// # Errors
