@@ -308,6 +308,7 @@ impl Hca {
                 slots: inner.regions.view().slots(),
             });
         };
+        region.devices.set_key(key);
         if let Some(e) = exporter {
             e.registered(key, &region);
         }

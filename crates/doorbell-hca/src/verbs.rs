@@ -8,103 +8,26 @@
 //! registered there when it is first used. Remote keys and addresses are the *device's* of the other side, as with any verbs program:
 //! [`Mr::on_port`](crate::Mr::on_port) says what they are, for the peer.
 
+mod config;
+mod srd;
+
 use core::fmt;
-use core::str::FromStr;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::net::IpAddr;
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 pub use doorbell_verbs as library;
+use doorbell_verbs::efa::EfaAttr;
 use doorbell_verbs::{
     AsyncEvent, Connection, Context, Cq, DeviceAttr, GidEntry, Mr, Pd, PortAttr, Qp, QpConfig,
     Source, Verbs, VerbsError, abi,
 };
 
+pub use config::VerbsConfig;
+pub(crate) use srd::{CONTROLS, HEAD, Half, SrdNic, WINDOW};
+
 use crate::fault::Fault;
 use crate::mem::{Access, Memory, Region};
-
-/// Which device and port, and how to use them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VerbsConfig {
-    /// The device's name.
-    pub device: String,
-    /// Its port, from 1.
-    pub port: u8,
-    /// Index of the GID; `None`: the best there is (RoCE v2 with an IPv4 address).
-    pub gid: Option<u8>,
-    /// The address whose GID is preferred.
-    pub ip: Option<IpAddr>,
-    /// Use `ibv_wr_*` where the device has them.
-    pub calls: bool,
-    /// A queue pair whose completions stay away for so long is looked at.
-    pub silence: Duration,
-}
-
-impl VerbsConfig {
-    /// Port 1 of a device.
-    pub fn new(device: &str) -> Self {
-        Self {
-            device: device.to_owned(),
-            port: 1,
-            gid: None,
-            ip: None,
-            calls: true,
-            silence: Duration::from_secs(10),
-        }
-    }
-}
-
-impl FromStr for VerbsConfig {
-    type Err = String;
-
-    /// `DEVICE[:PORT][?gid=N][&ip=ADDRESS][&post=list]`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.strip_prefix("verbs:").unwrap_or(text);
-        let (name, options) = text.split_once('?').unwrap_or((text, ""));
-        let (device, port) = name.split_once(':').unwrap_or((name, "1"));
-        let wrong =
-            |what: String| format!("{what}: give DEVICE[:PORT][?gid=N], as rxe0 or mlx5_0:1?gid=3");
-        if device.is_empty() {
-            return Err(wrong("no device is named".to_owned()));
-        }
-        let mut config = Self::new(device);
-        config.port = match port.parse() {
-            Ok(port @ 1..) => port,
-            _ => return Err(wrong(format!("`{port}` is no port"))),
-        };
-        for option in options.split('&').filter(|o| !o.is_empty()) {
-            match option.split_once('=') {
-                Some(("gid", index)) => {
-                    let index = index
-                        .parse()
-                        .map_err(|_| wrong(format!("`{index}` is no GID index")))?;
-                    config.gid = Some(index);
-                }
-                Some(("ip", ip)) => {
-                    let ip = ip
-                        .parse()
-                        .map_err(|_| wrong(format!("`{ip}` is no address")))?;
-                    config.ip = Some(ip);
-                }
-                Some(("post", "list")) => config.calls = false,
-                Some(("post", "calls")) => config.calls = true,
-                _ => return Err(wrong(format!("`{option}` is no option"))),
-            }
-        }
-        Ok(config)
-    }
-}
-
-impl fmt::Display for VerbsConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "verbs:{}:{}", self.device, self.port)?;
-        if let Some(gid) = self.gid {
-            write!(f, "?gid={gid}")?;
-        }
-        Ok(())
-    }
-}
 
 /// An opened port of a device.
 pub struct VerbsPort {
@@ -113,6 +36,10 @@ pub struct VerbsPort {
     device: DeviceAttr,
     port: PortAttr,
     gid: GidEntry,
+    /// It is an EFA device: SRD instead of RC.
+    efa: Option<EfaAttr>,
+    /// Our keys and the device's addresses, by the device's remote keys: for requests that this side's engine carries out.
+    exported: Mutex<HashMap<u32, Exported>>,
     /// Names it among the keys of regions.
     id: u64,
     /// The device's protection domains, by ours.
@@ -161,7 +88,10 @@ impl VerbsPort {
         let device = context.attributes()?;
         let port = context.active_port(config.port)?;
         let gid = context.choose_gid(config.port, config.gid, config.ip)?;
+        let efa = context.efa()?;
         Ok(Self {
+            efa,
+            exported: Mutex::default(),
             context,
             config: config.clone(),
             device,
@@ -194,8 +124,31 @@ impl VerbsPort {
         &self.gid
     }
 
+    /// What it can do as an EFA device, if it is one.
+    pub fn efa(&self) -> Option<&EfaAttr> {
+        self.efa.as_ref()
+    }
+
     /// What it is, in a line.
     pub fn describe(&self) -> String {
+        if let Some(efa) = &self.efa {
+            return format!(
+                "{}: EFA, SRD through libefa (untested on hardware), GID {}, remote writes{} up to {} bytes, messages and atomics by the peer's engine{}",
+                self.config,
+                std::net::Ipv6Addr::from(self.gid.gid),
+                if efa.reads {
+                    " and reads"
+                } else {
+                    ", no remote reads,"
+                },
+                efa.max_rdma,
+                if self.is_gone() {
+                    "; the device is gone"
+                } else {
+                    ""
+                }
+            );
+        }
         let kind = match (self.port.is_ethernet(), self.gid.kind) {
             (true, doorbell_verbs::GidKind::RoceV1) => "RoCE v1",
             (true, _) => "RoCE v2",
@@ -289,7 +242,7 @@ impl VerbsPort {
     pub(crate) fn keys(&self, region: &Region) -> Result<DeviceKeys, VerbsError> {
         let mut known = region
             .devices
-            .0
+            .known
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some((_, mr)) = known.iter().find(|(id, _)| *id == self.id) {
@@ -299,6 +252,9 @@ impl VerbsPort {
         let mut access = region.access;
         if !self.device.atomics {
             access = Access::from_bits(access.bits() & !Access::REMOTE_ATOMIC.bits());
+        }
+        if self.efa.is_some_and(|e| !e.reads) {
+            access = Access::from_bits(access.bits() & !Access::REMOTE_READ.bits());
         }
         // Those of verbs; ours may have more.
         let rights = access.bits() & Access::ALL.bits();
@@ -335,7 +291,22 @@ impl VerbsPort {
         };
         let keys = DeviceKeys::of(&mr);
         known.push((self.id, mr));
+        if self.efa.is_some() {
+            let exported = Exported {
+                key: region.devices.key.load(Ordering::Relaxed),
+                base: keys.base,
+            };
+            let mut all = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
+            // One that is gone stays until its number comes again: its key says that it is revoked.
+            all.insert(keys.rkey, exported);
+        }
         Ok(keys)
+    }
+
+    /// What the device's remote key is of.
+    pub(crate) fn exported(&self, rkey: u32) -> Option<Exported> {
+        let all = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&rkey).copied()
     }
 }
 
@@ -360,14 +331,33 @@ impl DeviceKeys {
     }
 }
 
+/// A region by a device's remote key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exported {
+    /// Our key.
+    pub(crate) key: u32,
+    /// The device's address of the first byte.
+    pub(crate) base: u64,
+}
+
 /// What devices know a region as. Dropped before the region's memory is let go of.
 #[derive(Debug, Default)]
-pub struct Devices(Mutex<Vec<(u64, Mr)>>);
+pub struct Devices {
+    known: Mutex<Vec<(u64, Mr)>>,
+    /// Our own key of the region.
+    key: AtomicU32,
+}
 
 impl Devices {
+    /// The region has got its key.
+    pub(crate) fn set_key(&self, key: doorbell_wire::Key) {
+        self.key.store(key.0, Ordering::Relaxed);
+    }
+
     /// Takes the region from all of them: nothing of it is read or written by them afterwards.
     pub(crate) fn clear(&self) {
-        let known = core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = core::mem::take(&mut *known);
         drop(known);
     }
 }
@@ -389,6 +379,8 @@ pub struct VerbsEnd {
     pub reads_answered: u8,
     /// Its port is Ethernet.
     pub ethernet: bool,
+    /// The key of its queue pair if that is an SRD one of an EFA device; `None`: RC.
+    pub srd: Option<u32>,
 }
 
 /// The other end, and what both have agreed on.
@@ -412,6 +404,9 @@ pub struct VerbsTarget {
     pub min_rnr_timer: u8,
 }
 
+/// The bit of a request's number that says that it is a receive.
+pub(crate) const RECEIVE: u64 = 1 << 63;
+
 /// Bytes of a WQE's inline data at most.
 pub(crate) const INLINE: usize = 1024;
 
@@ -428,7 +423,7 @@ pub(crate) struct Nic {
     /// Before the buffers: a queue pair that could not be destroyed may still read, and its device must not know the memory any more.
     bounce_mr: Mr,
     bounce: Box<[core::cell::UnsafeCell<[u8; INLINE]>]>,
-    peer: core::sync::atomic::AtomicU32,
+    peer: AtomicU32,
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) pieces: u32,
@@ -480,7 +475,7 @@ impl Nic {
         // SAFETY: the buffers are dropped after their registration.
         let bounce_mr = unsafe { pd.register(Source::Host(at), bounce.len() * INLINE, at, 0) }?;
         Ok(Self {
-            peer: core::sync::atomic::AtomicU32::new(0),
+            peer: AtomicU32::new(0),
             alarm: port.watch(qp.qpn()),
             send,
             recv,
@@ -505,6 +500,7 @@ impl Nic {
             reads_open: self.port.device.reads_open.clamp(1, 16),
             reads_answered: self.port.device.reads_answered.clamp(1, 16),
             ethernet: self.port.port.is_ethernet(),
+            srd: None,
         }
     }
 
@@ -516,6 +512,12 @@ impl Nic {
     /// Connects it to its peer; may take as long as resolving the peer's address does.
     pub(crate) fn connect(&self, to: &VerbsTarget) -> Result<(), VerbsError> {
         let own = self.end();
+        if to.peer.srd.is_some() {
+            return Err(VerbsError::Unsupported {
+                device: self.port.config.device.clone(),
+                what: "the peer's is an EFA device, whose SRD reaches EFA devices only".to_owned(),
+            });
+        }
         if own.ethernet != to.peer.ethernet {
             return Err(VerbsError::Unsupported {
                 device: self.port.config.device.clone(),
@@ -561,31 +563,5 @@ impl Nic {
             lkey: self.bounce_mr.lkey(),
         };
         Some((at, sge))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_are_named_with_port_and_gid() {
-        let config: VerbsConfig = "verbs:mlx5_0:2?gid=3&post=list".parse().expect("valid");
-        assert_eq!((config.device.as_str(), config.port), ("mlx5_0", 2));
-        assert_eq!((config.gid, config.calls), (Some(3), false));
-        assert_eq!(config.to_string(), "verbs:mlx5_0:2?gid=3");
-        let config: VerbsConfig = "rxe0".parse().expect("valid");
-        assert_eq!(config, VerbsConfig::new("rxe0"));
-        for bad in [
-            "",
-            "verbs:",
-            "rxe0:0",
-            "rxe0:x",
-            "rxe0?gid=300",
-            "rxe0?what=1",
-        ] {
-            let text = bad.parse::<VerbsConfig>().expect_err(bad);
-            assert!(text.contains("DEVICE[:PORT]"), "{text}");
-        }
     }
 }

@@ -55,7 +55,6 @@ pub(crate) fn table() -> EfaApi {
     EfaApi {
         query_device,
         create_qp_ex,
-        query_ah,
         create_ah,
         destroy_ah,
     }
@@ -145,12 +144,7 @@ unsafe extern "C" fn create_ah(pd: *mut RawPd, attr: *mut AhAttr) -> *mut RawAh 
         return refused(libc::EINVAL);
     }
     let handle = world.number();
-    let number = handle as u16;
-    let address = Address {
-        device,
-        gid,
-        number,
-    };
+    let address = Address { device, gid };
     world.addresses.insert(handle, address);
     Box::into_raw(Box::new(RawAh {
         context,
@@ -166,18 +160,6 @@ unsafe extern "C" fn destroy_ah(ah: *mut RawAh) -> c_int {
         Some(_) => 0,
         None => libc::EINVAL,
     }
-}
-
-unsafe extern "C" fn query_ah(ah: *mut RawAh, out: *mut RawEfaAhAttr, _size: u32) -> c_int {
-    // SAFETY: the caller's.
-    let handle = unsafe { (*ah).handle };
-    let world = world();
-    let Some(address) = world.addresses.get(&handle) else {
-        return libc::EINVAL;
-    };
-    // SAFETY: the caller's structure.
-    unsafe { (*out).ahn = address.number };
-    0
 }
 
 /// May an SRD queue pair go to this state with these attributes? As the driver has it.
@@ -329,10 +311,7 @@ impl World {
         let total: usize = here.iter().map(|(_, len)| len).sum();
         // The other side.
         let (ah, dest, qkey) = request.to?;
-        let nobody = Some(Err((
-            wc_status::REM_INV_RD_REQ_ERR,
-            status::BAD_DEST_QPN,
-        )));
+        let nobody = Some(Err((wc_status::REM_INV_RD_REQ_ERR, status::BAD_DEST_QPN)));
         let Some(address) = self.addresses.get(&ah) else {
             return Some(Err((wc_status::LOC_QP_OP_ERR, 4)));
         };
@@ -351,14 +330,12 @@ impl World {
         let known = self
             .addresses
             .values()
-            .find(|a| a.device == theirs && a.gid == own_gid)
-            .map(|a| a.number);
+            .any(|a| a.device == theirs && a.gid == own_gid);
         let message = matches!(request.opcode, wr_opcode::SEND | wr_opcode::SEND_IMM);
         if message {
-            let slid = known.unwrap_or(UNKNOWN_AH);
-            return self.srd_message(qpn, which, dest, slid, request, &here, looks);
+            return self.srd_message(qpn, which, dest, request, &here, looks);
         }
-        if known.is_none() {
+        if !known {
             return Some(Err((wc_status::REM_OP_ERR, status::UNKNOWN_PEER)));
         }
         let need = if read {
@@ -378,13 +355,11 @@ impl World {
         Some(Ok(()))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the parts of one message")]
     fn srd_message(
         &mut self,
         qpn: u32,
         which: usize,
         dest: u32,
-        slid: u16,
         request: &Request,
         here: &[(u64, usize)],
         looks: Option<u32>,
@@ -397,9 +372,7 @@ impl World {
             front.looks += 1;
             let seen = front.looks;
             return match looks {
-                Some(most) if seen > most => {
-                    Some(Err((wc_status::RNR_RETRY_EXC_ERR, status::RNR)))
-                }
+                Some(most) if seen > most => Some(Err((wc_status::RNR_RETRY_EXC_ERR, status::RNR))),
                 _ => None,
             };
         };
@@ -411,7 +384,6 @@ impl World {
             byte_len: bytes.len() as u32,
             qp_num: dest,
             src_qp: qpn,
-            slid,
             ..Wc::default()
         };
         if bytes.len() > room {

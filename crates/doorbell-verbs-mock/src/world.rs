@@ -38,11 +38,10 @@ pub(crate) struct Device {
     pub(crate) random: u64,
 }
 
-/// An address handle: of which device, for which port, and its number there.
+/// An address handle: of which device, and for which port.
 pub(crate) struct Address {
     pub(crate) device: u32,
     pub(crate) gid: Gid,
-    pub(crate) number: u16,
 }
 
 impl Device {

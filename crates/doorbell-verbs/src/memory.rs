@@ -169,6 +169,11 @@ impl Mr {
         unsafe { self.raw.as_ref() }.rkey
     }
 
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
     /// The address by which work requests name the first byte.
     pub fn base(&self) -> u64 {
         self.base

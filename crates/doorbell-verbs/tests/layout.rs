@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 use doorbell_verbs::abi::{self, *};
+use doorbell_verbs::efa::abi as efa;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
 
@@ -36,6 +37,10 @@ const CONSTANTS: &[(&str, i64)] = &[
         "IBV_WC_RNR_RETRY_EXC_ERR",
         wc_status::RNR_RETRY_EXC_ERR as i64,
     ),
+    (
+        "IBV_WC_REM_INV_RD_REQ_ERR",
+        wc_status::REM_INV_RD_REQ_ERR as i64,
+    ),
     ("IBV_WC_REM_ABORT_ERR", wc_status::REM_ABORT_ERR as i64),
     ("IBV_WC_FATAL_ERR", wc_status::FATAL_ERR as i64),
     (
@@ -57,10 +62,12 @@ const CONSTANTS: &[(&str, i64)] = &[
     ("IBV_QPS_SQE", qp_state::SQE as i64),
     ("IBV_QPS_ERR", qp_state::ERR as i64),
     ("IBV_QPT_RC", qp_type::RC as i64),
+    ("IBV_QPT_DRIVER", qp_type::DRIVER as i64),
     ("IBV_QP_STATE", qp_mask::STATE as i64),
     ("IBV_QP_ACCESS_FLAGS", qp_mask::ACCESS_FLAGS as i64),
     ("IBV_QP_PKEY_INDEX", qp_mask::PKEY_INDEX as i64),
     ("IBV_QP_PORT", qp_mask::PORT as i64),
+    ("IBV_QP_QKEY", qp_mask::QKEY as i64),
     ("IBV_QP_AV", qp_mask::AV as i64),
     ("IBV_QP_PATH_MTU", qp_mask::PATH_MTU as i64),
     ("IBV_QP_TIMEOUT", qp_mask::TIMEOUT as i64),
@@ -122,15 +129,42 @@ const CONSTANTS: &[(&str, i64)] = &[
     ("IBV_MTU_4096", 5),
 ];
 
+/// A C program that includes `header` says what each expression is; they are to be these numbers.
+fn compare(header: &str, wanted: &[(String, i64)]) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (source, program) = (folder.path().join("layout.c"), folder.path().join("layout"));
+    let mut c = format!(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <{header}>\nint main(void) {{\n"
+    );
+    for (what, _) in wanted {
+        writeln!(c, "printf(\"%lld\\n\", (long long)({what}));").expect("text");
+    }
+    c.push_str("return 0;\n}\n");
+    std::fs::write(&source, c).expect("the program is written");
+    let built = Command::new("cc")
+        .arg(&source)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("a C compiler");
+    assert!(
+        built.status.success(),
+        "{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+    let said = Command::new(&program).output().expect("it runs");
+    let said = String::from_utf8(said.stdout).expect("numbers");
+    let numbers: Vec<i64> = said.lines().map(|l| l.parse().expect("a number")).collect();
+    assert_eq!(numbers.len(), wanted.len());
+    for ((what, ours), theirs) in wanted.iter().zip(numbers) {
+        assert_eq!(*ours, theirs, "{what}");
+    }
+}
+
 #[test]
 #[ignore = "needs libibverbs-dev and a C compiler"]
 fn peer_headers_agree_with_every_number() {
     assert!(std::path::Path::new(HEADER).exists(), "no {HEADER}");
-    let folder = tempfile::tempdir().expect("a folder");
-    let (source, program) = (folder.path().join("layout.c"), folder.path().join("layout"));
-    let mut c = String::from(
-        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\nint main(void) {\n",
-    );
     let mut wanted = Vec::new();
     for (structure, field, offset) in abi::LAYOUT.iter().chain(abi::FIELDS) {
         let what = match *field {
@@ -161,35 +195,42 @@ fn peer_headers_agree_with_every_number() {
     ] {
         wanted.push((union(field), offset));
     }
-    wanted.extend(
-        CONSTANTS
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), *value)),
-    );
-    for (what, _) in &wanted {
-        writeln!(c, "printf(\"%lld\\n\", (long long)({what}));").expect("text");
-    }
-    c.push_str("return 0;\n}\n");
-    std::fs::write(&source, c).expect("the program is written");
-    let built = Command::new("cc")
-        .arg(&source)
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .expect("a C compiler");
-    assert!(
-        built.status.success(),
-        "{}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let said = Command::new(&program).output().expect("it runs");
-    let said = String::from_utf8(said.stdout).expect("numbers");
-    let numbers: Vec<i64> = said.lines().map(|l| l.parse().expect("a number")).collect();
-    assert_eq!(numbers.len(), wanted.len());
+    let constants = CONSTANTS.iter();
+    wanted.extend(constants.map(|(name, value)| ((*name).to_owned(), *value)));
     assert!(wanted.len() > 200, "only {} numbers", wanted.len());
-    for ((what, ours), theirs) in wanted.iter().zip(numbers) {
-        assert_eq!(*ours, theirs, "{what}");
+    compare("infiniband/verbs.h", &wanted);
+}
+
+#[test]
+#[ignore = "needs libibverbs-dev and a C compiler"]
+fn peer_headers_of_efa_agree_with_every_number() {
+    const HEADER: &str = "/usr/include/infiniband/efadv.h";
+    let text = std::fs::read_to_string(HEADER).expect(HEADER);
+    let mut wanted = Vec::new();
+    for (structure, field, offset) in efa::FIELDS {
+        wanted.push((
+            format!("offsetof(struct {structure}, {field})"),
+            *offset as i64,
+        ));
     }
+    // What is passed has the size of the oldest release, or more.
+    let device = size_of::<efa::RawEfaAttr>() as i64;
+    wanted.push(("sizeof(struct efadv_device_attr)".to_owned(), device));
+    let init = size_of::<efa::RawEfaQpInit>() as i64;
+    let fits = format!("sizeof(struct efadv_qp_init_attr) >= {init}");
+    wanted.push((fits, 1));
+    for (name, value) in [
+        ("EFADV_QP_DRIVER_TYPE_SRD", efa::DRIVER_TYPE_SRD),
+        ("EFADV_DEVICE_ATTR_CAPS_RDMA_READ", efa::caps::RDMA_READ),
+        ("EFADV_DEVICE_ATTR_CAPS_RNR_RETRY", efa::caps::RNR_RETRY),
+        ("EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE", efa::caps::RDMA_WRITE),
+    ] {
+        // Remote writes came with rdma-core 46; older headers do not know the name.
+        if text.contains(name) || name != "EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE" {
+            wanted.push((name.to_owned(), i64::from(value)));
+        }
+    }
+    compare("infiniband/efadv.h", &wanted);
 }
 
 #[test]
@@ -226,4 +267,17 @@ fn a_library_that_is_not_there_is_named_with_its_package() {
 fn another_library_is_refused_by_the_function_that_it_lacks() {
     let error = doorbell_verbs::Verbs::load_from("libc.so.6").expect_err("no verbs in there");
     assert!(error.to_string().contains("ibv_get_device_list"), "{error}");
+}
+
+#[test]
+#[ignore = "needs libefa.so.1"]
+fn peer_libefa_has_what_is_called() {
+    // SAFETY: rdma-core's driver, whose constructor registers it and nothing else.
+    let library = unsafe { libloading::Library::new(doorbell_verbs::efa::LIBRARY) };
+    let library = library.expect("libefa of rdma-core");
+    for name in ["efadv_query_device", "efadv_create_qp_ex"] {
+        // SAFETY: it is only looked for.
+        let found = unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) };
+        assert!(found.is_ok(), "{name}");
+    }
 }

@@ -10,7 +10,7 @@ use crate::mr::RemoteMr;
 /// First four bytes of an encoded endpoint.
 pub const ENDPOINT_MAGIC: [u8; 4] = *b"DBEP";
 /// Version of the encoding.
-pub const ENDPOINT_VERSION: u16 = 2;
+pub const ENDPOINT_VERSION: u16 = 3;
 /// Most memory regions in one endpoint.
 pub const MAX_REGIONS: usize = 1024;
 
@@ -19,7 +19,7 @@ const REGION: usize = 24;
 /// What follows the header for [`LinkKind::Roce`]: PSN, transport, and the port.
 const ROCE: usize = 8 + OFFER;
 /// What follows it for [`LinkKind::Verbs`]: PSN and the device's end.
-const VERBS: usize = 32;
+const VERBS: usize = 36;
 
 /// Which link reaches a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl Endpoint {
             field(
                 "length",
                 bytes.len() as u64,
-                "24 bytes, 40 about RoCE or 32 about verbs, and 24 a region",
+                "24 bytes, 40 about RoCE or 36 about verbs, and 24 a region",
             )
         };
         let u16_at = |at: usize| {
@@ -297,7 +297,10 @@ impl VerbsEndpoint {
         out.extend_from_slice(&end.gid);
         out.extend_from_slice(&end.lid.to_le_bytes());
         out.extend_from_slice(&end.mtu.to_le_bytes());
-        out.extend_from_slice(&[end.reads_open, end.reads_answered, end.ethernet.into(), 0]);
+        let kinds = [end.ethernet.into(), end.srd.is_some().into()];
+        out.extend_from_slice(&[end.reads_open, end.reads_answered]);
+        out.extend_from_slice(&kinds);
+        out.extend_from_slice(&end.srd.unwrap_or(0).to_le_bytes());
     }
 
     fn decode(bytes: &[u8; VERBS]) -> Result<Self, (&'static str, u64, &'static str)> {
@@ -316,15 +319,21 @@ impl VerbsEndpoint {
         if !crate::connect::PATH_MTUS.contains(&mtu) {
             return Err(("path MTU", mtu.into(), "256, 512, 1024, 2048 or 4096"));
         }
-        let ethernet = match (bytes[30], bytes[31]) {
-            (0, 0) => false,
-            (1, 0) => true,
+        let ethernet = match bytes[30] {
+            0 => false,
+            1 => true,
+            kind => {
+                let allowed = "0 (InfiniBand, EFA) or 1 (Ethernet)";
+                return Err(("kind of port", kind.into(), allowed));
+            }
+        };
+        let qkey = u32::from(u16_at(32)) | u32::from(u16_at(34)) << 16;
+        let srd = match (bytes[31], qkey) {
+            (0, 0) => None,
+            (1, qkey) => Some(qkey),
             (kind, _) => {
-                return Err((
-                    "kind of port",
-                    kind.into(),
-                    "0 (InfiniBand) or 1 (Ethernet)",
-                ));
+                let allowed = "0 (RC, without a key) or 1 (SRD)";
+                return Err(("kind of queue pair", kind.into(), allowed));
             }
         };
         Ok(Self {
@@ -336,6 +345,7 @@ impl VerbsEndpoint {
                 reads_open: bytes[28],
                 reads_answered: bytes[29],
                 ethernet,
+                srd,
             },
             psn,
         })
@@ -403,6 +413,7 @@ mod tests {
                     reads_open: 16,
                     reads_answered: 4,
                     ethernet: true,
+                    srd: None,
                 },
                 psn: 0xfffffe,
             }),
@@ -439,7 +450,11 @@ mod tests {
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
         let e = over_roce();
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
-        let e = over_verbs();
+        let mut e = over_verbs();
+        assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
+        if let Some(verbs) = &mut e.verbs {
+            verbs.end.srd = Some(0x8765_4321);
+        }
         assert_eq!(Endpoint::from_bytes(&e.to_bytes()).unwrap(), e);
         let all = [sample(), over_roce(), over_verbs(), sample()];
         assert_eq!(unpack_endpoints(&pack_endpoints(&all)).unwrap(), all);
@@ -474,7 +489,8 @@ mod tests {
             (HEADER + 7, 1, "device's qpn"),
             (HEADER + 26, 1, "path MTU"),
             (HEADER + 30, 2, "kind of port"),
-            (HEADER + 31, 1, "kind of port"),
+            (HEADER + 31, 2, "kind of queue pair"),
+            (HEADER + 32, 1, "kind of queue pair"),
         ] {
             let mut bad = good.clone();
             bad[at] = value;

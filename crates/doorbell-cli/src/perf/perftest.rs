@@ -183,6 +183,7 @@ impl Peer {
                 reads_open: 1,
                 reads_answered: 1,
                 ethernet: own.end.ethernet,
+                srd: None,
             },
             psn: theirs.qp.psn,
         });

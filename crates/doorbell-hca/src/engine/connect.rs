@@ -50,17 +50,23 @@ impl Core {
                 roce.add(slot, shared.qpn.get());
                 Target::Roce(Box::new(link))
             }
-            Destination::Verbs(_) => {
-                let prepared = qp.cold.prepared.take();
-                let link = prepared.ok_or_else(|| HcaError::BadConfig {
-                    what: format!(
-                        "queue pair {} has no RDMA device's: prepare it first",
-                        shared.qpn
-                    ),
-                })?;
-                verbs.add(slot);
-                Target::Verbs(link)
-            }
+            Destination::Verbs(_) => match std::mem::replace(&mut qp.cold.prepared, Target::None) {
+                Target::None => {
+                    return Err(HcaError::BadConfig {
+                        what: format!(
+                            "queue pair {} has no RDMA device's: prepare it first",
+                            shared.qpn
+                        ),
+                    });
+                }
+                mut target => {
+                    if let Target::Srd(link) = &mut target {
+                        link.begin();
+                    }
+                    verbs.add(slot);
+                    target
+                }
+            },
         };
         qp.keys = Keys::EMPTY;
         qp.cold.shared.set_state(QpState::Ready);

@@ -192,6 +192,9 @@ impl EngineQp {
         if matches!(self.cold.target, Target::Verbs(_)) {
             return self.post_verbs(cx, ctrl, request, wqe);
         }
+        if matches!(self.cold.target, Target::Srd(_)) {
+            return self.post_srd(cx, ctrl, request);
+        }
         match request {
             Request::Nop => self.after_copies(0),
             Request::Wait { index, cqn } => match self.waits(cx, index, cqn)? {
@@ -418,7 +421,7 @@ impl EngineQp {
         let delivery = match &self.cold.target {
             Target::None => return Err(Fault::NotConnected),
             // Messages carry their immediates themselves.
-            Target::Roce(_) | Target::Verbs(_) => return Err(Fault::Unsupported),
+            Target::Roce(_) | Target::Verbs(_) | Target::Srd(_) => return Err(Fault::Unsupported),
             Target::Peer(peer) if !peer.receives() => Delivery::Failed(Fault::NoReceive),
             Target::Peer(peer) => peer.deliver_imm(at, imm, byte_cnt),
             Target::Loopback(peer) => match peer.recv.as_ref().map(std::sync::Mutex::try_lock) {
@@ -542,7 +545,9 @@ impl EngineQp {
             },
             (End::Remote, Target::Peer(peer)) => peer.resolve(key, need),
             // The peer's keys are the peer's to resolve.
-            (End::Remote, Target::Roce(_) | Target::Verbs(_)) => Err(Fault::Unsupported),
+            (End::Remote, Target::Roce(_) | Target::Verbs(_) | Target::Srd(_)) => {
+                Err(Fault::Unsupported)
+            }
             (End::Remote, Target::None) => Err(Fault::NotConnected),
         }
     }

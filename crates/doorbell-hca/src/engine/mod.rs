@@ -312,8 +312,9 @@ impl Core {
             peer.detach();
         }
         let mut target = std::mem::replace(&mut qp.cold.target, Target::None);
-        if let Some(link) = qp.cold.prepared.take() {
-            target = Target::Verbs(link);
+        let prepared = std::mem::replace(&mut qp.cold.prepared, Target::None);
+        if !matches!(prepared, Target::None) {
+            target = prepared;
         }
         self.verbs.forget(slot);
         if let Some(roce) = &mut self.roce {
@@ -498,7 +499,10 @@ impl EngineQp {
                 return true;
             }
         }
-        let mut singly = matches!(self.cold.target, Target::Roce(_) | Target::Verbs(_));
+        let mut singly = matches!(
+            self.cold.target,
+            Target::Roce(_) | Target::Verbs(_) | Target::Srd(_)
+        );
         let mut by_device = matches!(self.cold.target, Target::Verbs(_));
         let start = self.exec;
         // A collapsed CQE is written once a turn: a shallow ring gets its slots back early, so that poster and engine overlap.
@@ -555,8 +559,9 @@ impl EngineQp {
             }
         }
         let sliced = matches!(self.park, Some(Park::Slices(_)));
-        if let Target::Verbs(_) = &self.cold.target {
+        if matches!(self.cold.target, Target::Verbs(_) | Target::Srd(_)) {
             self.submit_verbs(cx.inner);
+            self.submit_srd(cx.inner);
             if self.cold.shared.state() != QpState::Ready {
                 return true;
             }
@@ -616,7 +621,7 @@ impl EngineQp {
                 QpState::Error | QpState::Destroyed => return Err(Fault::PeerDead),
             },
             Target::Peer(peer) => (peer.ready()?, peer.stamp()),
-            Target::Roce(_) | Target::Verbs(_) => (true, (own, own)),
+            Target::Roce(_) | Target::Verbs(_) | Target::Srd(_) => (true, (own, own)),
         };
         if self.stamps != (own, theirs) {
             self.stamps = (own, theirs);

@@ -29,6 +29,8 @@ pub(crate) enum Target {
     Peer(Arc<dyn RemoteQp>),
     Roce(Box<super::roce::Link>),
     Verbs(Box<super::verbs::Link>),
+    /// An RDMA device of another kind: an EFA.
+    Srd(Box<super::verbs::srd::Link>),
 }
 
 /// What a QP waits for.
@@ -117,7 +119,7 @@ pub(super) struct ColdQp {
     /// WQEs that are on their way as packets.
     pub(super) flight: super::roce::Flight,
     /// The queue pair of an RDMA device that waits for the peer's description.
-    pub(super) prepared: Option<Box<super::verbs::Link>>,
+    pub(super) prepared: Target,
     pub(super) script: Option<Box<super::script::QpScript>>,
     /// Messages to and from another process.
     pub(super) mail: Option<Box<super::mail::Mail>>,
@@ -200,7 +202,7 @@ impl EngineQp {
                 copies: super::jobs::CopyQueue::default(),
                 holding: None,
                 flight: super::roce::Flight::default(),
-                prepared: None,
+                prepared: Target::None,
                 script: None,
                 mail: None,
                 staged: None,

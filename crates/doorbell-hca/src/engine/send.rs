@@ -63,7 +63,9 @@ impl EngineQp {
         }
         let peer = match &self.cold.target {
             Target::None => return Err(Fault::NotConnected),
-            Target::Peer(_) | Target::Roce(_) | Target::Verbs(_) => return Err(Fault::Unsupported),
+            Target::Peer(_) | Target::Roce(_) | Target::Verbs(_) | Target::Srd(_) => {
+                return Err(Fault::Unsupported);
+            }
             Target::Loopback(peer) => Arc::clone(peer),
         };
         let since = match self.park {

@@ -179,6 +179,7 @@ impl EngineQp {
             Target::Peer(peer) => (2, peer.qpn().get()),
             Target::Roce(link) => (3, link.peer_qpn),
             Target::Verbs(link) => (4, link.peer_qpn()),
+            Target::Srd(link) => (4, link.peer_qpn()),
         };
         self.tape.target(kind, qpn);
     }

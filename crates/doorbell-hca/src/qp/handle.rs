@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::hca::Hca;
 use crate::link::Destination;
 use crate::raw::Shared;
-use crate::verbs::{Nic, VerbsEnd, VerbsPort};
+use crate::verbs::{Half, VerbsEnd, VerbsPort};
 
 /// A queue pair. Dropping it destroys it within the configured time; if the engine does not answer, its memory is leaked.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct HcaQp {
     slot: u32,
     alive: bool,
     /// The RDMA device's queue pair, if it has one.
-    nic: Mutex<Option<Arc<Nic>>>,
+    nic: Mutex<Option<Half>>,
 }
 
 impl HcaQp {
@@ -143,7 +143,7 @@ impl HcaQp {
         if let Destination::Verbs(target) = &destination {
             // Resolving the peer's address takes its time: not the engine's.
             let mut nic = self.nic();
-            let Some(device) = nic.as_deref() else {
+            let Some(device) = nic.as_ref() else {
                 return Err(HcaError::BadConfig {
                     what: format!(
                         "queue pair {} has no RDMA device's: prepare it first",
@@ -205,7 +205,7 @@ impl HcaQp {
         Ok(())
     }
 
-    fn nic(&self) -> MutexGuard<'_, Option<Arc<Nic>>> {
+    fn nic(&self) -> MutexGuard<'_, Option<Half>> {
         self.nic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -216,8 +216,8 @@ impl HcaQp {
     /// [`HcaError::Verbs`], [`HcaError::WrongState`], [`HcaError::TimedOut`], [`HcaError::EngineDown`].
     pub fn prepare(&self, port: &Arc<VerbsPort>, timeout: Duration) -> Result<VerbsEnd> {
         let mut nic = self.nic();
-        if let Some(nic) = nic.as_deref()
-            && Arc::ptr_eq(&nic.port, port)
+        if let Some(nic) = nic.as_ref()
+            && Arc::ptr_eq(nic.port(), port)
         {
             return Ok(nic.end());
         }
@@ -231,8 +231,8 @@ impl HcaQp {
             return Err(wrong());
         }
         let receives = (self.shared.receives, self.shared.receive_pieces);
-        let made = Arc::new(Nic::new(port, self.pd(), self.shared.depth, receives)?);
-        let theirs = Arc::clone(&made);
+        let made = Half::new(port, self.pd(), self.shared.depth, receives)?;
+        let theirs = made.clone();
         let taken = self.on_core(
             "take the device's queue pair",
             timeout,

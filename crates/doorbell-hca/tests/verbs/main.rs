@@ -8,3 +8,4 @@ mod device;
 mod dmabuf;
 mod operations;
 mod pair;
+mod srd;

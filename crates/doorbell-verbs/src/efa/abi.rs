@@ -5,7 +5,7 @@
 
 #![allow(missing_docs, reason = "names are those of libefa's manual pages")]
 
-use crate::abi::{RawAh, RawContext, RawQp};
+use crate::abi::{RawContext, RawQp};
 
 /// The PCI vendor of EFA devices.
 pub const VENDOR: u32 = 0x1d0f;
@@ -21,8 +21,6 @@ pub mod caps {
 
 /// `EFADV_QP_DRIVER_TYPE_SRD`.
 pub const DRIVER_TYPE_SRD: u32 = 0;
-/// What a completion says instead of an address handle if the sender has none here.
-pub const UNKNOWN_AH: u16 = 0xffff;
 
 /// What the device says of a completion (`vendor_err`), as far as something depends on it.
 pub mod status {
@@ -64,25 +62,13 @@ pub struct RawEfaQpInit {
     pub reserved: u8,
 }
 
-/// `struct efadv_ah_attr`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RawEfaAhAttr {
-    pub comp_mask: u64,
-    /// The handle's number, which completions of receives carry.
-    pub ahn: u16,
-    pub reserved: [u8; 6],
-}
-
 pub type QueryDevice = unsafe extern "C" fn(*mut RawContext, *mut RawEfaAttr, u32) -> i32;
-pub type CreateQpEx =
-    unsafe extern "C" fn(
-        *mut RawContext,
-        *mut crate::abi::QpInitAttrEx,
-        *mut RawEfaQpInit,
-        u32,
-    ) -> *mut RawQp;
-pub type QueryAh = unsafe extern "C" fn(*mut RawAh, *mut RawEfaAhAttr, u32) -> i32;
+pub type CreateQpEx = unsafe extern "C" fn(
+    *mut RawContext,
+    *mut crate::abi::QpInitAttrEx,
+    *mut RawEfaQpInit,
+    u32,
+) -> *mut RawQp;
 
 /// As [`crate::abi::LAYOUT`], without sizes: newer releases append.
 pub const FIELDS: &[(&str, &str, usize)] = {
@@ -95,12 +81,11 @@ pub const FIELDS: &[(&str, &str, usize)] = {
     rows! {
         "efadv_device_attr" RawEfaAttr { comp_mask, max_sq_wr, max_rq_wr, max_sq_sge, max_rq_sge, inline_buf_size, device_caps, max_rdma_size, }
         "efadv_qp_init_attr" RawEfaQpInit { comp_mask, driver_qp_type, }
-        "efadv_ah_attr" RawEfaAhAttr { comp_mask, ahn, }
     }
 };
 
 const _: () = {
     assert!(size_of::<RawEfaAttr>() == 32);
     assert!(core::mem::offset_of!(RawEfaAttr, device_caps) == 24);
-    assert!(size_of::<RawEfaQpInit>() == 16 && size_of::<RawEfaAhAttr>() == 16);
+    assert!(size_of::<RawEfaQpInit>() == 16);
 };

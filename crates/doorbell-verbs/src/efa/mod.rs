@@ -32,7 +32,6 @@ pub const VARIABLE: &str = "DOORBELL_LIBEFA";
 pub struct EfaApi {
     pub query_device: abi::QueryDevice,
     pub create_qp_ex: abi::CreateQpEx,
-    pub query_ah: abi::QueryAh,
     pub create_ah: unsafe extern "C" fn(*mut RawPd, *mut AhAttr) -> *mut RawAh,
     pub destroy_ah: unsafe extern "C" fn(*mut RawAh) -> c_int,
 }
@@ -90,7 +89,6 @@ impl Found {
         let api = EfaApi {
             query_device: find!(library, "efadv_query_device"),
             create_qp_ex: find!(library, "efadv_create_qp_ex"),
-            query_ah: find!(library, "efadv_query_ah"),
             create_ah: find!(verbs, "ibv_create_ah"),
             destroy_ah: find!(verbs, "ibv_destroy_ah"),
         };

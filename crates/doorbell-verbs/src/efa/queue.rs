@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 
 use super::EfaAttr;
-use super::abi::{DRIVER_TYPE_SRD, RawEfaAhAttr, RawEfaQpInit};
+use super::abi::{DRIVER_TYPE_SRD, RawEfaQpInit};
 use crate::abi::*;
 use crate::device::Context;
 use crate::error::{Result, Step, VerbsError, errno};
@@ -24,7 +24,6 @@ pub struct SrdConfig {
 #[derive(Debug)]
 pub struct Address {
     raw: NonNull<RawAh>,
-    number: u16,
     pd: Pd,
 }
 
@@ -55,24 +54,10 @@ impl Address {
         // SAFETY: the protection domain lives.
         let raw = unsafe { (api.create_ah)(pd.raw(), &mut attr) };
         let raw = NonNull::new(raw).ok_or_else(|| refused(errno()))?;
-        let mut made = Self {
+        Ok(Self {
             raw,
-            number: 0,
             pd: pd.clone(),
-        };
-        let mut attr = RawEfaAhAttr::default();
-        let size = size_of::<RawEfaAhAttr>() as u32;
-        // SAFETY: the handle was just made by this device; as many bytes are written as there are.
-        match unsafe { (api.query_ah)(raw.as_ptr(), &mut attr, size) } {
-            0 => made.number = attr.ahn,
-            e => return Err(refused(e.abs())),
-        }
-        Ok(made)
-    }
-
-    /// What a completion of a receive says (`slid`) if the message came from there.
-    pub fn number(&self) -> u16 {
-        self.number
+        })
     }
 }
 
@@ -207,8 +192,7 @@ impl SrdQp {
             return Err(unsupported("its messages have a single piece"));
         }
         let api = context.efa_api()?;
-        let (Some(convert), Some(post_recv)) =
-            (context.api().qp_to_qp_ex, context.ops().post_recv)
+        let (Some(convert), Some(post_recv)) = (context.api().qp_to_qp_ex, context.ops().post_recv)
         else {
             return Err(unsupported("this libibverbs has no ibv_qp_to_qp_ex"));
         };
@@ -248,8 +232,8 @@ impl SrdQp {
         // SAFETY: the context is open; everything in the structures lives.
         let made = unsafe { (api.create_qp_ex)(context.raw(), &mut attr, &mut efa, size) };
         let words = || format!("SRD, {} requests, {} receives", config.send, config.recv);
-        let raw = NonNull::new(made)
-            .ok_or_else(|| context.refused(Step::CreateQp, &words(), errno()))?;
+        let raw =
+            NonNull::new(made).ok_or_else(|| context.refused(Step::CreateQp, &words(), errno()))?;
         // SAFETY: the queue pair was made by an extended call.
         let Some(calls) = (unsafe { Calls::of(convert(raw.as_ptr())) }) else {
             // SAFETY: made above, used by nobody.

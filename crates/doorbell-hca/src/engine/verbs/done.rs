@@ -13,8 +13,7 @@ use crate::qp::QpState;
 pub(super) const BATCH: usize = 16;
 /// Completions of one queue pair in one round at most, before the next has its turn.
 const SHARE: usize = 256;
-/// The bit of a request's number that says that it is a receive.
-pub(super) const RECEIVE: u64 = 1 << 63;
+pub(super) use crate::verbs::RECEIVE;
 
 /// The syndrome of a device's status: both follow InfiniBand.
 pub(in crate::engine) fn syndrome(status: u32) -> Syndrome {
@@ -164,8 +163,10 @@ impl EngineQp {
 
 /// The link of a queue pair that is being failed: its device stops too.
 pub(in crate::engine) fn stop(target: &Target) {
-    if let Target::Verbs(link) = target {
-        link.stop();
+    match target {
+        Target::Verbs(link) => link.stop(),
+        Target::Srd(link) => link.stop(),
+        _ => {}
     }
 }
 

@@ -10,6 +10,7 @@ mod keys;
 mod plain;
 mod post;
 mod recv;
+pub(in crate::engine) mod srd;
 
 pub(super) use done::stop;
 
@@ -26,7 +27,7 @@ use super::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
-use crate::verbs::{Nic, VerbsPort};
+use crate::verbs::{Half, Nic, VerbsPort};
 
 /// Rounds between two looks at a device's events and at queue pairs that are silent.
 const LOOK: u32 = 1024;
@@ -186,19 +187,24 @@ impl CoreVerbs {
 
 impl super::Core {
     /// Takes the device's queue pair of a queue pair that is not connected yet, and hands its receives on.
-    pub(crate) fn prepare_verbs(&mut self, inner: &Inner, slot: u32, nic: Arc<Nic>) -> bool {
+    pub(crate) fn prepare_verbs(&mut self, inner: &Inner, slot: u32, half: Half) -> bool {
         let Some(qp) = self.qp(slot) else {
             return false;
         };
         if qp.cold.shared.state() != QpState::Reset {
             return false;
         }
-        let mut link = Link::new(nic);
         let shared = &qp.cold.shared;
-        if let Some(recv) = &shared.recv {
-            link.hand_on(inner, shared.pd, recv);
-        }
-        qp.cold.prepared = Some(Box::new(link));
+        qp.cold.prepared = match half {
+            Half::Rc(nic) => {
+                let mut link = Link::new(nic);
+                if let Some(recv) = &shared.recv {
+                    link.hand_on(inner, shared.pd, recv);
+                }
+                Target::Verbs(Box::new(link))
+            }
+            Half::Srd(nic) => Target::Srd(Box::new(srd::Link::new(nic))),
+        };
         true
     }
 
@@ -214,7 +220,7 @@ impl super::Core {
         while let Some(&slot) = self.verbs.links.get(i) {
             let ready = self.qp(slot).is_some_and(|qp| {
                 qp.cold.shared.state() == QpState::Ready
-                    && matches!(qp.cold.target, Target::Verbs(_))
+                    && matches!(qp.cold.target, Target::Verbs(_) | Target::Srd(_))
             });
             if !ready {
                 self.verbs.links.swap_remove(i);
@@ -222,7 +228,7 @@ impl super::Core {
             }
             i += 1;
             let Some(qp) = self.qp(slot) else { continue };
-            done += qp.verbs_done(inner);
+            done += qp.device_done(inner);
             if look {
                 done += self.look_at(inner, slot, ask == Some(slot));
             }
@@ -236,24 +242,37 @@ impl super::Core {
         let Some(qp) = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut()) else {
             return 0;
         };
-        let Some(link) = qp.verbs() else { return 0 };
-        let port = Arc::as_ptr(&link.nic.port);
-        if !verbs.heard.contains(&port) {
-            verbs.heard.push(port);
-            link.nic.port.hear();
+        let (port, alarm) = match &qp.cold.target {
+            Target::Verbs(link) => (&link.nic.port, &link.nic.alarm),
+            Target::Srd(link) => (&link.nic.port, &link.nic.alarm),
+            _ => return 0,
+        };
+        let at = Arc::as_ptr(port);
+        if !verbs.heard.contains(&at) {
+            verbs.heard.push(at);
+            port.hear();
         }
-        if link.nic.port.is_gone() {
+        if port.is_gone() {
             qp.fail_flight(inner, Fault::PortDown);
             return 1;
         }
-        match link.nic.alarm.take() {
-            Some(fault) => qp.told(inner, fault),
-            None => qp.silence(inner, ask),
+        match (alarm.take(), &qp.cold.target) {
+            (Some(fault), _) => qp.told(inner, fault),
+            (None, Target::Srd(_)) => qp.srd_silence(inner, ask),
+            (None, _) => qp.silence(inner, ask),
         }
     }
 }
 
 impl EngineQp {
+    /// Takes what the device has completed, whichever kind it is.
+    fn device_done(&mut self, inner: &Inner) -> u64 {
+        match self.cold.target {
+            Target::Srd(_) => self.srd_done(inner),
+            _ => self.verbs_done(inner),
+        }
+    }
+
     /// The link, of a queue pair that has one.
     #[inline]
     fn verbs(&mut self) -> Option<&mut Link> {
@@ -265,7 +284,7 @@ impl EngineQp {
 
     /// The device has said that the queue pair is broken. Completions that tell more come first.
     fn told(&mut self, inner: &Inner, fault: Fault) -> u64 {
-        self.verbs_done(inner);
+        self.device_done(inner);
         if self.cold.shared.state() == QpState::Ready {
             self.fail_flight(inner, fault);
         }

@@ -1,0 +1,307 @@
+//! What the peer's engine asks for: messages in the order of their numbers, each carried out once, and answers for several at a time.
+//!
+//! A message that comes early stays in its receive until those before it are carried out. One that finds no receive of the poster's waits, for as long as
+//! on the other links, and so does everything behind it.
+
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use doorbell_wire::{Syndrome, Vendor, arith};
+
+use super::done::Broken;
+use super::wire::{Head, Kind};
+use crate::copy::write;
+use crate::engine::modify;
+use crate::engine::qp::EngineQp;
+use crate::engine::verbs::srd::post::sink;
+use crate::fault::Fault;
+use crate::hca::Inner;
+use crate::mem::{Access, End, Place};
+use crate::verbs::WINDOW;
+
+/// How long a last answer may take to leave before the queue pair stops all the same.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+/// The peer's requests.
+#[derive(Debug, Default)]
+pub(super) struct Serve {
+    /// The number of the next one to be carried out.
+    next: u64,
+    /// Those that are here, by their numbers: the receive, and the bytes in it.
+    here: [Option<(u32, u32)>; WINDOW],
+    /// Results that are not answered yet: of requests before `next`.
+    results: Vec<u64>,
+    /// What became of the request behind those; nothing is carried out any more.
+    failed: Option<(Syndrome, Vendor)>,
+    /// The failure has been told.
+    told: bool,
+    /// Since when the next one waits for a receive.
+    dry: Option<Instant>,
+    /// A SEND is being filled in: how many bytes of it are there.
+    filling: Option<u32>,
+    /// The queue pair fails with this when the last answer, in that place, has left.
+    farewell: Option<Farewell>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Farewell {
+    fault: Fault,
+    place: Option<u16>,
+    since: Instant,
+}
+
+/// What became of a request of the peer.
+enum Did {
+    /// With this result.
+    So(u64),
+    /// It waits for a receive.
+    Later,
+    /// It is refused.
+    Refused(Fault),
+    /// It is refused, since the receive that it found cannot take it, and this queue pair fails too.
+    Both { theirs: Fault, ours: Fault },
+}
+
+impl Serve {
+    /// Takes a request that arrived. `true`: its receive is kept.
+    pub(super) fn keep(&mut self, seq: u64, receive: usize, len: usize) -> Result<bool, Broken> {
+        if seq < self.next || seq - self.next >= WINDOW as u64 {
+            return Err(Broken::Peer("sends more messages than it may"));
+        }
+        let place = &mut self.here[seq as usize % WINDOW];
+        if place.is_some() {
+            return Err(Broken::Peer("sends a message twice"));
+        }
+        *place = Some((receive as u32, len as u32));
+        Ok(true)
+    }
+
+    /// A message in that place has left.
+    pub(super) fn farewell_left(&mut self, place: u16) {
+        if let Some(farewell) = &mut self.farewell
+            && farewell.place == Some(place)
+        {
+            farewell.since = Instant::now()
+                .checked_sub(FAREWELL)
+                .unwrap_or(farewell.since);
+        }
+    }
+}
+
+impl EngineQp {
+    /// Carries out what may be of the peer's requests, and answers. Returns how many there were.
+    pub(super) fn serve_srd(&mut self, inner: &Inner) -> u64 {
+        let mut done = 0;
+        while let Some(link) = self.srd() {
+            let serve = &mut link.serve;
+            if serve.failed.is_some() || serve.results.len() >= WINDOW {
+                break;
+            }
+            let at = serve.next as usize % WINDOW;
+            let Some((receive, len)) = serve.here[at] else {
+                break;
+            };
+            let nic = std::sync::Arc::clone(&link.nic);
+            let bytes = nic.arrived(receive as usize, len as usize);
+            let Some((head, rest)) = Head::parse(bytes) else {
+                break;
+            };
+            let did = match head.kind {
+                Kind::Send => self.serve_send(inner, &head, rest),
+                Kind::Immediate => self.serve_immediate(&head),
+                _ => self.serve_atomic(inner, &head),
+            };
+            let Some(link) = self.srd() else { break };
+            let serve = &mut link.serve;
+            let refused = |fault: Fault| Some((fault.row().syndrome, fault.row().vendor));
+            match did {
+                Did::Later => {
+                    let since = *serve.dry.get_or_insert_with(Instant::now);
+                    if since.elapsed() < inner.config.rnr_limit {
+                        break;
+                    }
+                    serve.failed = refused(Fault::NoReceive);
+                }
+                Did::So(result) => {
+                    serve.results.push(result);
+                    serve.dry = None;
+                    serve.here[at] = None;
+                    serve.next += 1;
+                    if let Err(Broken::Device(why) | Broken::Peer(why)) =
+                        link.give_back(receive as usize)
+                    {
+                        tracing::error!("{:?}: {why}", link.nic);
+                        self.fail_flight(inner, Fault::PortDown);
+                        return done + 1;
+                    }
+                }
+                Did::Refused(fault) => serve.failed = refused(fault),
+                Did::Both { theirs, ours } => {
+                    serve.failed = refused(theirs);
+                    serve.farewell = Some(Farewell {
+                        fault: ours,
+                        place: None,
+                        since: Instant::now(),
+                    });
+                }
+            }
+            done += 1;
+        }
+        self.answer_srd(inner) + done
+    }
+
+    /// Answers what was carried out, if there is a place for the answer.
+    fn answer_srd(&mut self, inner: &Inner) -> u64 {
+        let Some(link) = self.srd() else { return 0 };
+        let Some(peer) = link.nic.peer() else {
+            return 0;
+        };
+        let serve = &mut link.serve;
+        let failed = serve.failed.filter(|_| !serve.told);
+        if !serve.results.is_empty() || failed.is_some() {
+            let results = core::mem::take(&mut serve.results);
+            let first = serve.next - results.len() as u64;
+            let head = Head {
+                count: results.len() as u32,
+                failed,
+                ..Head::new(Kind::Answer, peer.ours, first)
+            };
+            let place = link.control(head, &results);
+            let serve = &mut link.serve;
+            match place {
+                // Later, with what comes meanwhile.
+                None => serve.results = results,
+                Some(place) => {
+                    serve.results = results;
+                    serve.results.clear();
+                    serve.told |= failed.is_some();
+                    if let (Some(farewell), true) = (&mut serve.farewell, failed.is_some()) {
+                        farewell.place = Some(place);
+                    }
+                }
+            }
+        }
+        let Some(farewell) = link.serve.farewell else {
+            return 0;
+        };
+        if farewell.since.elapsed() < FAREWELL {
+            return 0;
+        }
+        self.fail_flight(inner, farewell.fault);
+        1
+    }
+
+    fn serve_immediate(&mut self, head: &Head) -> Did {
+        let Some(recv) = &self.cold.shared.recv else {
+            return Did::Refused(Fault::NoReceive);
+        };
+        let mut queue = recv.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: an open receive queue's memory is mapped.
+        match unsafe { queue.deliver(head.imm.unwrap_or(0), head.total) } {
+            true => Did::So(0),
+            false => Did::Later,
+        }
+    }
+
+    fn serve_send(&mut self, inner: &Inner, head: &Head, bytes: &[u8]) -> Did {
+        let pd = self.cold.shared.pd;
+        let begun = self.srd().and_then(|link| link.serve.filling);
+        let end = head.offset.checked_add(head.count);
+        let fits = end.is_some_and(|end| end <= head.total);
+        let follows = head.offset == begun.unwrap_or(0) && (begun.is_some() || head.offset == 0);
+        if bytes.len() != head.count as usize || !fits || !follows {
+            return Did::Refused(Fault::BadResponse);
+        }
+        let Some(recv) = &self.cold.shared.recv else {
+            return Did::Refused(Fault::NoReceive);
+        };
+        let mut queue = recv.lock().unwrap_or_else(PoisonError::into_inner);
+        if begun.is_none() {
+            // SAFETY: an open receive queue's memory is mapped.
+            if !unsafe { queue.take() } {
+                return Did::Later;
+            }
+            let room: u64 = queue.pieces().iter().map(|p| u64::from(p.len)).sum();
+            if room < u64::from(head.total) {
+                // SAFETY: as above.
+                unsafe { queue.refuse(Fault::BadLength) };
+                return Did::Both {
+                    theirs: Fault::ReceiveTooShort,
+                    ours: Fault::BadLength,
+                };
+            }
+        }
+        // SAFETY: as above; `put` writes where a local key with the right for it says, found in this round.
+        let filled = unsafe {
+            queue.scatter(head.offset, bytes, |piece, offset, bytes| {
+                let part = doorbell_wire::Local {
+                    addr: piece.addr.wrapping_add(offset),
+                    len: bytes.len() as u32,
+                    ..*piece
+                };
+                let to = sink(inner, pd, &part)?;
+                write(to, bytes);
+                Ok(())
+            })
+        };
+        if let Err(ours) = filled {
+            return Did::Both {
+                theirs: Fault::ReceiveRefused,
+                ours,
+            };
+        }
+        let over = end == Some(head.total);
+        if over {
+            // SAFETY: as above.
+            unsafe { queue.complete(false, head.imm, head.total) };
+        }
+        drop(queue);
+        if let Some(link) = self.srd() {
+            link.serve.filling = end.filter(|_| !over);
+        }
+        Did::So(0)
+    }
+
+    fn serve_atomic(&mut self, inner: &Inner, head: &Head) -> Did {
+        let pd = self.cold.shared.pd;
+        let Some(link) = self.srd() else {
+            return Did::Refused(Fault::PeerDead);
+        };
+        let Some(exported) = link.nic.port.exported(head.rkey) else {
+            return Did::Refused(Fault::BadRkey);
+        };
+        let bytes = u64::from(head.width.bytes());
+        // SAFETY: this is an engine in a round, and what is found is used in this round.
+        let span = unsafe {
+            inner
+                .regions
+                .resolve(End::Remote, exported.key, pd, Access::REMOTE_ATOMIC)
+        };
+        let span = match span {
+            Ok(span) => span,
+            Err(fault) => return Did::Refused(fault),
+        };
+        let offset = head.addr.wrapping_sub(exported.base);
+        if bytes > span.len || offset > span.len - bytes {
+            return Did::Refused(Fault::RkeyRange);
+        }
+        let Place::Host(base) = span.place else {
+            return Did::Refused(Fault::Unsupported);
+        };
+        // SAFETY: the offset lies inside the region.
+        let word = unsafe { base.byte_add(offset as usize) };
+        if !word.is_aligned_to(bytes as usize) {
+            return Did::Refused(Fault::Misaligned);
+        }
+        let [a, b, c, d] = head.operands;
+        let (kind, width) = (head.kind, head.width);
+        // SAFETY: the word lies inside a region that this round may use, with the right for it, and is aligned.
+        let old = unsafe {
+            modify(word, width, move |old| match kind {
+                Kind::Add => arith::masked_add(old, a, b),
+                _ => arith::masked_swap(old, a, b, c, d),
+            })
+        };
+        Did::So(old)
+    }
+}
