@@ -469,7 +469,7 @@ mod tests {
             (HEADER + 4, 2, "transport"),
             (HEADER + 8 + 18, 7, "path MTU"),
             (HEADER + 8 + 25, 8, "retry count"),
-            (HEADER + 8 + 20, 2, "reserved bits"),
+            (HEADER + 8 + 20, 4, "reserved bits"),
         ] {
             let mut bad = good.clone();
             bad[at] = value;
@@ -509,7 +509,7 @@ mod tests {
         v[4] = 9;
         let text = Endpoint::from_bytes(&v).unwrap_err().to_string();
         assert!(
-            text.contains("version 9") && text.contains("version 2"),
+            text.contains("version 9") && text.contains("version 3"),
             "{text}"
         );
         assert!(matches!(
