@@ -54,12 +54,7 @@ fn trace(whom: Whom, path: &Path) -> Result<Ended> {
 /// All that is known of one process, or of all.
 fn everything(whom: Whom) -> Result<Vec<ProcessReport>> {
     let (mut reports, errors) = match whom {
-        Whom::Process(pid) => {
-            let mut reports = vec![server::find(pid)?];
-            let (others, _) = server::find_all();
-            reports.extend(others.into_iter().filter(|r| r.pid != pid));
-            (reports, Vec::new())
-        }
+        Whom::Process(pid) => (server::find_with_others(pid)?, Vec::new()),
         Whom::All => server::find_all(),
     };
     for error in errors {
@@ -161,7 +156,11 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport, brief: bool)
     for device in &report.devices {
         head(out, report, device)?;
         for qp in &device.qps {
-            queue_pair(out, styled, report, qp, brief)?;
+            let said = device
+                .waits
+                .iter()
+                .any(|w| qp.stuck && w.verdict.contains(&qp.verdict));
+            queue_pair(out, styled, report, qp, brief, said)?;
         }
         regions(out, device)?;
     }
@@ -178,24 +177,54 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
         "\nHCA {:#018x}, GPU {}, {driver}",
         device.id, device.gpu
     )?;
-    for (i, core) in device.cores.iter().enumerate() {
+    for core in &device.cores {
+        let qps = match core.qps {
+            1 => "1 queue pair".to_owned(),
+            n => format!("{n} queue pairs"),
+        };
         let state = match (&core.dead, core.seen_ns) {
             (Some(reason), _) => format!("dead: {reason}"),
             (None, seen) if report.post_mortem.is_some() && seen != 0 => format!(
-                "{} rounds, the last {} ago; {} queue pairs",
+                "{} rounds, last seen alive {} ago; {qps}",
                 core.rounds,
                 span(report.at_ns.saturating_sub(seen)),
-                core.qps
             ),
             (None, _) => format!(
-                "{} rounds, {} of them while it was looked at; {} queue pairs",
-                core.rounds, core.rounds_since, core.qps
+                "{} rounds, {} of them while it was looked at; {qps}",
+                core.rounds, core.rounds_since
             ),
         };
-        writeln!(out, "  core {i}: {state}")?;
+        for line in table::wrap(&format!("core {}: {state}", core.number), 77) {
+            writeln!(out, "  {line}")?;
+        }
     }
     counters(out, "port", &device.roce)?;
-    for rule in &device.faults {
+    if !device.recorded {
+        let off = "its flight recorder is off (DOORBELL_RECORD=off): regions, waits for words, events, and what is written and not rung are not known";
+        for line in table::wrap(off, 77) {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    if device.left_out != (0, 0) {
+        let (regions, qps) = device.left_out;
+        writeln!(
+            out,
+            "  of {regions} regions and {qps} queue pairs more there is no record: it was full"
+        )?;
+    }
+    // What a sentence below names as a reason needs no line of its own.
+    let named = |rule: &str| {
+        let end = rule.find(") ").map_or(rule.len(), |at| at + 1);
+        let name = &rule[..end];
+        let waits = device.waits.iter().map(|w| &w.verdict);
+        let dead = device.cores.iter().filter_map(|c| c.dead.as_ref());
+        waits
+            .chain(device.qps.iter().map(|q| &q.verdict))
+            .chain(dead)
+            .chain(&report.post_mortem)
+            .any(|text| text.contains(name))
+    };
+    for rule in device.faults.iter().filter(|r| !named(r)) {
         for line in table::wrap(rule, 77) {
             writeln!(out, "  {line}")?;
         }
@@ -260,28 +289,40 @@ fn queue_pair(
     report: &ProcessReport,
     qp: &QpReport,
     brief: bool,
+    said: bool,
 ) -> io::Result<()> {
-    let (word, colour) = match (qp.stuck, qp.moving) {
+    let (plain, colour) = match (qp.stuck, qp.moving) {
         (true, _) => ("STUCK", "1;31"),
         (_, true) => ("moving", "32"),
         _ => ("idle", "2"),
     };
     let word = match styled {
-        true => format!("\x1b[{colour}m{word}\x1b[0m"),
-        false => word.to_owned(),
+        true => format!("\x1b[{colour}m{plain}\x1b[0m"),
+        false => plain.to_owned(),
     };
-    writeln!(
-        out,
-        "\nQP {:#08x} {word}: {}, {} slots, rung by {}, {} CQ {:#x}{}",
-        qp.qpn,
+    let shape = format!(
+        "{}, {} slots, rung by {}, {} CQ {:#x}{}",
         qp.state,
         qp.depth,
         qp.handler,
         qp.cq,
         qp.cqn,
         qp.core.map_or(String::new(), |c| format!(", core {c}"))
-    )?;
-    for line in table::wrap(&qp.verdict, 77) {
+    );
+    // The first line begins with the number and a word, of which styles are no part.
+    let before = format!("QP {:#08x} {plain}: ", qp.qpn);
+    let mut lines = table::wrap(&format!("{before}{shape}"), 80).into_iter();
+    let first = lines.next().unwrap_or_default();
+    let rest = first.get(before.len()..).unwrap_or_default();
+    writeln!(out, "\nQP {:#08x} {word}: {rest}", qp.qpn)?;
+    for line in lines {
+        writeln!(out, "  {line}")?;
+    }
+    let verdict = match said {
+        true => "as the wait above says",
+        false => qp.verdict.as_str(),
+    };
+    for line in table::wrap(verdict, 77) {
         writeln!(out, "  {line}")?;
     }
     // Of what is dead everything is of interest.
@@ -299,7 +340,11 @@ fn queue_pair(
         ),
         None => (
             "poster",
-            "not exported, or in GPU memory, which is not looked at while kernels run".to_owned(),
+            match report.post_mortem {
+                Some(_) => "not in the record: nothing stood in the queue, or it has moved on since the last copy",
+                None => "not exported, or in GPU memory, which is not looked at while kernels run",
+            }
+            .to_owned(),
         ),
     });
     if let Some(engine) = &qp.engine {
@@ -308,7 +353,13 @@ fn queue_pair(
             format!("rung {}, completed {}", engine.rung, engine.completed),
         ));
     }
-    let number = |n: Option<u64>| n.map_or("not readable".to_owned(), |n| n.to_string());
+    if let Some(recv) = &qp.recv {
+        facts.push((
+            "receive",
+            format!("posted {}, filled {}", recv.posted, recv.done),
+        ));
+    }
+    let number = |n: Option<u64>| n.map_or("not known".to_owned(), |n| n.to_string());
     facts.push((
         "words",
         format!(

@@ -82,6 +82,8 @@ pub struct HcaConfig {
     pub drop_timeout: Duration,
     /// The flight recorder.
     pub record: Recording,
+    /// Rank of this process in its job, if it has one: written into the record. Of fault scripts, who has none plays the rules of rank 0.
+    pub rank: Option<u32>,
 }
 
 impl Default for HcaConfig {
@@ -98,6 +100,7 @@ impl Default for HcaConfig {
             script: None,
             drop_timeout: Duration::from_secs(2),
             record: Recording::default(),
+            rank: None,
         }
     }
 }

@@ -188,14 +188,13 @@ impl Hca {
             what: "making the key table",
             source,
         })?;
-        let script = match &config.script {
-            Some(script) if !script.is_empty() => {
-                Some(Arc::new(ScriptRun::new(script.clone(), count)))
-            }
-            _ => None,
-        };
         let caller = config.cores == Cores::CallerDriven;
-        let record = Store::new(&config.record, count, caller);
+        let record = Store::new(&config.record, count, caller, config.rank);
+        let script = config.script.clone().filter(|s| !s.is_empty());
+        let script = script.map(|script| {
+            let rank = config.rank.unwrap_or(0);
+            Arc::new(ScriptRun::new(script, count, rank, record.clone()))
+        });
         let cores = (0..count)
             .map(|i| CoreSlot::new(i, config.dma, record.as_ref()))
             .collect();

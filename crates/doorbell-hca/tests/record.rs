@@ -67,9 +67,8 @@ fn a_put_is_rung_executed_and_complete() {
     assert_eq!((seen.rung, seen.executed, seen.completed), (5, 5, 5));
     assert_eq!(
         (seen.state, seen.target),
-        (QpState::Ready, Target::Loopback)
+        (QpState::Ready, (Target::Loopback, seen.qpn))
     );
-    assert_eq!(seen.peer_qpn, seen.qpn);
     // Whatever events they were joined to, each slot was rung once and completed once.
     for (kinds, what) in [
         ([Kind::Rung, Kind::Done], "rung"),
@@ -301,7 +300,7 @@ fn garbage_is_refused_or_read() {
         rng.0 ^= rng.0 >> 27;
         rng.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     };
-    let used = good.len().min(120 << 10);
+    let used = good.len().min(144 << 10);
     let mut read = 0;
     for round in 0..200 {
         let mut bytes = good[..used].to_vec();
@@ -309,7 +308,7 @@ fn garbage_is_refused_or_read() {
             // Mostly where the numbers are.
             let at = match random() % 3 {
                 0 => random() as usize % 512,
-                1 => (94 << 10) + random() as usize % (9 << 10),
+                1 => (88 << 10) + random() as usize % (40 << 10),
                 _ => random() as usize % used,
             };
             bytes[at] = random() as u8;

@@ -242,7 +242,9 @@ pub struct Settings {
     pub roce_retry: u8,
     /// What is put around the RoCE port.
     pub roce_wrap: RoceWrap,
-    /// Faults to play, those for other ranks left out.
+    /// Rank in its job, if it has one.
+    pub rank: Option<u32>,
+    /// Faults to play; rules for another rank are not.
     pub fault: Script,
     explained: Vec<Setting>,
 }
@@ -581,10 +583,9 @@ impl Config {
             faults::load,
             |v| faults::print(&v),
         )?;
-        // Who is alone is the first.
-        let rank = self.rank.or_else(|| Launched::rank_in(lookup)).unwrap_or(0);
         Ok(Settings {
-            fault: fault.for_rank(Some(rank)),
+            fault,
+            rank: self.rank.or_else(|| Launched::rank_in(lookup)),
             roce,
             verbs,
             roce_mtu,

@@ -4,7 +4,7 @@
 //! in the same place in each run; `docs/faults.md` has the language. [`Device::faults`] says which rules have fired.
 
 pub use doorbell_hca::script::{
-    Action, Firing, Place, QpSelect, Rule, RuleState, Script, ScriptError,
+    Action, Firing, Place, QpSelect, Rule, RuleState, Script, ScriptError, name_rule,
 };
 
 use crate::Device;

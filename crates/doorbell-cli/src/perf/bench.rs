@@ -20,6 +20,8 @@ pub(crate) struct Bench {
     pub(crate) foreign: Option<LoadedImage>,
     /// What it was opened as.
     key: Key,
+    /// Processes of the run: rules of a fault script for others are played by nobody.
+    ranks: u32,
 }
 
 type Key = (GpuSelect, HcaCores);
@@ -47,7 +49,18 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         for rule in self.device.faults() {
-            crate::complain(&format!("doorbell: {rule}"));
+            match rule.elsewhere {
+                // That process tells it.
+                Some((theirs, _)) if theirs < self.ranks => {}
+                Some(_) => crate::complain(&format!(
+                    "doorbell: {rule}: it was not played, since this run has {}",
+                    match self.ranks {
+                        1 => "rank 0 alone".to_owned(),
+                        n => format!("ranks 0 to {}", n - 1),
+                    }
+                )),
+                None => crate::complain(&format!("doorbell: {rule}")),
+            }
         }
     }
 }
@@ -60,6 +73,8 @@ pub(crate) struct Benches {
     /// Nobody said how many cores there should be.
     cores_free: bool,
     module: Option<Vec<u8>>,
+    /// Processes of the run.
+    ranks: u32,
     open: Vec<Rc<Bench>>,
 }
 
@@ -93,8 +108,15 @@ impl Benches {
             config,
             cores_free,
             module,
+            ranks: 2,
             open: Vec::new(),
         })
+    }
+
+    /// This process measures with itself.
+    pub(crate) fn alone(mut self, yes: bool) -> Self {
+        self.ranks = if yes { 1 } else { 2 };
+        self
     }
 
     /// The bench that `case` runs on.
@@ -165,6 +187,7 @@ impl Benches {
             pd,
             foreign,
             key,
+            ranks: self.ranks,
         });
         self.open.push(Rc::clone(&bench));
         Ok(bench)

@@ -18,7 +18,7 @@ use super::bench::Bench;
 use super::check::Stream;
 use super::far::Meter;
 use super::plan::{Case, Limit};
-use super::running::{BARE, Statuses, Watch, first_failure};
+use super::running::{BARE, Statuses, Watch, first_failure, tell_missing};
 use super::tally::{Measured, Tally};
 use super::{Context, queues};
 use crate::{stats, units};
@@ -179,7 +179,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
             tick: &mut |_| Ok(()),
         });
         if let Ok(Some(late)) = rounds {
-            bail!(not_answered(late));
+            bail!(late);
         }
         first_failure(&statuses.read()?, |_| qps.get(1))?;
         rounds?;
@@ -227,7 +227,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Sends `n` messages, one after another. The number of the one that was not answered in time, if any.
+/// Sends `n` messages, one after another. Why one was not answered in time, if one was not.
 #[allow(
     clippy::too_many_arguments,
     reason = "one private call site; a struct would only rename them"
@@ -242,7 +242,7 @@ fn rounds(
     case: &Case,
     tally: &mut Tally,
     alive: &mut dyn FnMut() -> Result<()>,
-) -> Result<Option<u64>> {
+) -> Result<Option<String>> {
     let queue = to_kernel.queue()?;
     let device = &bench.device;
     let drive = device.is_caller_driven();
@@ -258,7 +258,7 @@ fn rounds(
             }
         };
         let Some(got) = await_answer(answer, i, start + case.timeout, poll, &mut *alive)? else {
-            return Ok(Some(i));
+            return Ok(Some(not_answered(bench, i)));
         };
         let took = start.elapsed();
         if i > warm_up {
@@ -271,8 +271,13 @@ fn rounds(
     Ok(None)
 }
 
-fn not_answered(n: u64) -> String {
-    format!("message {n} was not answered in time; raise --timeout if the machine is that slow")
+/// That a message was not answered, and what is missing.
+fn not_answered(bench: &Bench, n: u64) -> String {
+    let mut text = format!("message {n} was not answered in time");
+    if tell_missing(&mut text, &bench.device) {
+        text.push_str("; raise --timeout if the machine is that slow");
+    }
+    text
 }
 
 /// Nanoseconds of `rounds` round trips of a line through pinned memory: this thread stores, the
@@ -320,7 +325,7 @@ pub(crate) fn bare(bench: &Bench, rounds: u64, timeout: Duration) -> Result<Vec<
         match &result {
             Ok(Some(got)) if *got == line => {}
             Ok(Some(_)) => bail!("the bare echo changed message {i}"),
-            Ok(None) => bail!(not_answered(i)),
+            Ok(None) => bail!(not_answered(bench, i)),
             Err(_) => break,
         }
         if i > WARM_UP.min(rounds / 4) {

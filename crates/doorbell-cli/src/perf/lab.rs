@@ -33,7 +33,8 @@ impl Lab {
         let mut lab = Self {
             defaults: super::defaults(&settings),
             context: Context {
-                benches: Benches::new(config, None)?,
+                benches: Benches::new(config, None)?
+                    .alone(args.link.kind == crate::args::Link::Loopback),
                 partner: None,
                 baselines: Baselines::new(None),
                 progress: Progress::silent(),

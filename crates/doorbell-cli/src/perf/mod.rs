@@ -116,7 +116,8 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     };
     let started = crate::environment::utc_now();
     let mut context = Context {
-        benches: Benches::new(config, args.module.as_deref())?,
+        benches: Benches::new(config, args.module.as_deref())?
+            .alone(args.link.kind == crate::args::Link::Loopback),
         partner: None,
         baselines: Baselines::new(pins.and_then(|p| p.1)),
         progress: Progress::new(cases.len()),

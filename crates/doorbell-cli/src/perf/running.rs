@@ -208,10 +208,8 @@ fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
             None => continue,
         }
     }
-    for line in bench.device.diagnosis() {
-        text.push_str(&format!("; {line}"));
-    }
-    if let Some(qp) = watch.qps.first() {
+    let clear = tell_missing(&mut text, &bench.device);
+    if let Some(qp) = watch.qps.first().filter(|_| clear) {
         let counters = qp.counters();
         text.push_str(&format!(
             "; QP {:#08x} is {}: {} slots rung, {} work requests executed",
@@ -221,7 +219,22 @@ fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
             counters.wqes
         ));
     }
-    anyhow!("{text}; raise --timeout if the machine is that slow")
+    match clear {
+        true => anyhow!("{text}; raise --timeout if the machine is that slow"),
+        false => anyhow!(text),
+    }
+}
+
+/// What a wait that is over lacks, behind what is said of it. `true`: nothing that is known, so it may just have been slow.
+pub(crate) fn tell_missing(text: &mut String, device: &doorbell::Device) -> bool {
+    let lines = device.diagnosis();
+    for line in &lines {
+        text.push_str("; ");
+        text.push_str(line);
+    }
+    lines
+        .first()
+        .is_none_or(|line| line.starts_with(doorbell::report::NOTHING))
 }
 
 /// One [`Status`] a thread, in memory that kernels write.
@@ -279,6 +292,7 @@ pub(crate) fn first_failure<'q>(
         return Ok(());
     };
     let why = explain(status.error);
+    let failure = doorbell_device::Error::from_code(status.error).map(|e| e.failure());
     let mut text = format!("thread {thread}: {why}");
     if let Some(qp) = qp_of(thread as u64) {
         text = format!("thread {thread} on QP {:#08x}: {why}", qp.qpn());
@@ -294,13 +308,13 @@ pub(crate) fn first_failure<'q>(
         status.posted, status.completed
     ));
     if matches!(
-        doorbell_device::Error::from_code(status.error).map(|e| e.failure()),
+        failure,
         Some(Failure::TimedOut | Failure::NoSpace | Failure::Stuck)
     ) && let Some(qp) = qp_of(thread as u64)
+        && tell_missing(&mut text, &qp.pd().device())
+        && matches!(failure, Some(Failure::TimedOut))
     {
-        for line in qp.pd().device().diagnosis() {
-            text.push_str(&format!("; {line}"));
-        }
+        text.push_str("; raise --timeout if the machine is that slow");
     }
     let others = failed().count() - 1;
     if others > 0 {
@@ -343,10 +357,7 @@ pub(crate) fn explain(code: u64) -> String {
                 }
                 text
             }
-            Failure::TimedOut => {
-                "what it waited for did not happen by its deadline; raise --timeout if the machine is that slow"
-                    .to_owned()
-            }
+            Failure::TimedOut => "what it waited for did not happen by its deadline".to_owned(),
             _ => error.to_string(),
         },
         None => "no error".to_owned(),

@@ -212,6 +212,8 @@ pub(in crate::stat) mod tests {
             rank: None,
             command: String::new(),
             post_mortem: None,
+            condition: Default::default(),
+            alive_ns: 0,
             devices: Vec::new(),
         }
     }

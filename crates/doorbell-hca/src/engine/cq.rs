@@ -1,6 +1,8 @@
 //! Writing completions. The body first, the last eight bytes last and in one store: pollers look only at those.
 //! Per-slot CQs get one CQE a WQE; a collapsed CQ has one CQE, rewritten once a turn with the newest signalled WQE.
 
+use core::ops::Range;
+
 use doorbell_device::layout::CqKind;
 use doorbell_wire::cqe::{self, CqeTail, Kind};
 use doorbell_wire::{Qpn, Syndrome, Vendor};
@@ -143,6 +145,61 @@ impl CqWriter {
         }
         // SAFETY: as above.
         unsafe { entry.word(WORDS - 1).store_release(words[WORDS - 1]) };
+    }
+
+    /// The words of the CQE of position `at`, as they lie in memory.
+    ///
+    /// # Safety
+    /// As for [`Self::ok`].
+    pub(crate) unsafe fn words(&self, at: u64) -> [u64; WORDS] {
+        let (entry, _) = self.entry(at);
+        // SAFETY: the caller's promise; eight words in a CQE.
+        core::array::from_fn(|i| unsafe { entry.word(i).load() })
+    }
+
+    /// The first of some positions that does not show what was written there, by `shows`, and its words. For who looks, not for who works.
+    ///
+    /// # Safety
+    /// As for [`Self::ok`].
+    pub(crate) unsafe fn first_lacking(
+        &self,
+        mut of: Range<u64>,
+        shows: impl Fn(&Self, u64, u64) -> bool,
+    ) -> Option<(u64, [u64; WORDS])> {
+        of.find_map(|at| {
+            let (entry, _) = self.entry(at);
+            // SAFETY: the caller's promise; word 7 lies inside the CQE.
+            let last = unsafe { entry.word(WORDS - 1).load() };
+            // SAFETY: the caller's promise.
+            (!shows(self, at, last)).then(|| (at, unsafe { self.words(at) }))
+        })
+    }
+
+    /// Does a CQE's last word say that the send WQE of that position completed, or failed?
+    pub(crate) fn shows_send(&self, at: u64, last: u64) -> bool {
+        let kinds = [Kind::Requester, Kind::RequesterError];
+        self.shows(at, last, &kinds)
+    }
+
+    /// Does it say that the receive of that position was filled, or failed?
+    pub(crate) fn shows_receive(&self, at: u64, last: u64) -> bool {
+        let kinds = [
+            Kind::ResponderWriteImm,
+            Kind::ResponderSend,
+            Kind::ResponderSendImm,
+            Kind::ResponderError,
+        ];
+        self.shows(at, last, &kinds)
+    }
+
+    fn shows(&self, at: u64, last: u64, kinds: &[Kind]) -> bool {
+        let (_, owner) = self.entry(at);
+        let qpn = u32::from_be(last as u32) & 0xff_ffff;
+        let tail = (last >> 32) as u32;
+        qpn == self.qpn.get()
+            && kinds
+                .iter()
+                .any(|kind| tail == CqeTail::new(at as u16, *kind, owner).0)
     }
 
     /// Completes slot `at` in error.

@@ -103,6 +103,8 @@ pub(crate) struct Core {
     beat: Option<Beat>,
     /// The QP that was looked at last for the record.
     watched: usize,
+    /// Rounds in which a script let the core do nothing.
+    stalled: u64,
     /// The packet port, if one was opened.
     roce: Option<Box<roce::CorePort>>,
     /// Queue pairs that RDMA devices carry out.
@@ -124,6 +126,7 @@ impl Core {
             roused: Vec::new(),
             beat: record.and_then(|r| Beat::new(r, index)),
             watched: 0,
+            stalled: 0,
             roce: None,
             verbs: verbs::CoreVerbs::default(),
         }
@@ -134,6 +137,7 @@ impl Core {
         if let Some(script) = &inner.script
             && self.play(script)
         {
+            self.watch_stalled();
             return false;
         }
         let slot = &inner.cores[self.index];
@@ -381,7 +385,7 @@ impl Core {
     /// The engine panicked: everybody who waits for one of its QPs is told.
     pub(crate) fn mark_down(&mut self, inner: &Inner, reason: &str) {
         if let Some(beat) = &self.beat {
-            beat.dead();
+            beat.dead(self.index, reason);
         }
         for qp in self.qps.iter_mut().flatten() {
             qp.mark_down(inner);

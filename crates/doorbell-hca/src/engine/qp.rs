@@ -404,7 +404,7 @@ impl EngineQp {
     }
 
     #[inline(always)]
-    fn publish_indexes(&self) {
+    pub(super) fn publish_indexes(&self) {
         use core::sync::atomic::Ordering::Relaxed;
         self.cold.shared.producer.store(self.pi, Relaxed);
         self.cold.shared.consumer.store(self.completed(), Relaxed);

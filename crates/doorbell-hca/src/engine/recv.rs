@@ -99,6 +99,31 @@ impl RecvQueue {
         }
     }
 
+    /// Receives posted and filled; and with `lacking`, the first whose CQE is not as it was written, with its words. Nothing once it is closed.
+    ///
+    /// # Safety
+    /// As for [`Self::deliver`].
+    pub(crate) unsafe fn standing(
+        &mut self,
+        lacking: bool,
+    ) -> (Option<(u64, u64)>, Option<(u64, [u64; 8])>) {
+        if !self.open {
+            return (None, None);
+        }
+        let from = self.ci.saturating_sub(1 << self.config.log_entries);
+        // SAFETY: the caller's promise.
+        let lacks = unsafe {
+            self.refresh();
+            lacking
+                .then(|| {
+                    self.cq
+                        .first_lacking(from..self.ci, CqWriter::shows_receive)
+                })
+                .flatten()
+        };
+        (Some((self.pi, self.ci)), lacks)
+    }
+
     /// Consumes a receive for an immediate; `false` if there is none.
     ///
     /// # Safety

@@ -13,7 +13,7 @@ use doorbell_wire::{Ctrl, Qpn, Syndrome, Vendor};
 use super::Cx;
 use super::cq::CqWriter;
 use super::qp::{EngineQp, Target};
-use crate::script::run::{Armed, NEVER, corrupt, corruption};
+use crate::script::run::{Armed, At, NEVER, corrupt, corruption};
 use crate::script::{Action, Place, ScriptRun};
 
 /// What a script has in mind for a queue pair.
@@ -161,7 +161,7 @@ impl EngineQp {
                     }
                     _ => format!("{slots} not seen"),
                 };
-                run.fired(rule, Some(qpn), Some((at, false)), note);
+                run.fired(rule, At::wqe(core, qpn, at), note);
                 self.tape
                     .event(crate::record::Kind::Fault, at, 1, rule as u32 + 1);
                 self.cold.shared.counters.faults.add(1);
@@ -201,6 +201,16 @@ impl EngineQp {
             // What is under way completes first.
             return Says::Nothing;
         }
+        let ends = |i: &usize| {
+            let action = run.rule(script.armed[*i].rule).action;
+            action.is_of_engines() || action == Action::KillPeer
+        };
+        if due.iter().any(ends) {
+            // What the engine has seen so far is told first: it may not come to it again.
+            self.publish_indexes();
+            // SAFETY: the caller's promise.
+            unsafe { self.watch() };
+        }
         let mut says = None;
         for i in due {
             let Some(script) = &mut self.cold.script else {
@@ -219,7 +229,8 @@ impl EngineQp {
                 script.cqes.push_back((at, rule));
                 continue;
             }
-            let mut note = String::new();
+            // What came of it, and whether that is nothing.
+            let (mut note, mut idle) = (String::new(), false);
             match action {
                 Action::Fail(syndrome, vendor) => {
                     // SAFETY: `exec < pi`: a slot of the ring, which is mapped.
@@ -228,20 +239,25 @@ impl EngineQp {
                     says = Some(Says::Fail(syndrome, vendor, ctrl));
                 }
                 Action::StallEngine(_) => says = says.or(Some(Says::Nothing)),
-                Action::KillPeer => note = self.kill_peer(),
+                Action::KillPeer => (note, idle) = self.kill_peer(),
+                Action::DropLink(_) if !matches!(self.cold.target, Target::Roce(_)) => {
+                    idle = true;
+                    note = "this queue pair sends no packets, so none are lost".into();
+                }
                 _ => {}
             }
             self.cold.shared.counters.faults.add(1);
-            run.fired(rule, Some(qpn), Some((at, false)), note);
+            let here = At::wqe(core, qpn, at);
+            match idle {
+                true => run.came_to_nothing(rule, here, note),
+                false => run.fired(rule, here, note),
+            }
             self.tape
                 .event(crate::record::Kind::Fault, at, 1, rule as u32 + 1);
-            act(
-                &run,
-                core,
-                rule,
-                action,
-                &format!("at QP {:#08x} WQE {at}", qpn.get()),
-            );
+            if !idle {
+                let place = format!("at QP {:#08x} WQE {at}", qpn.get());
+                act(&run, core, rule, action, &place);
+            }
         }
         self.aim();
         let _ = cx;
@@ -252,21 +268,22 @@ impl EngineQp {
         }
     }
 
-    /// Kills the process at the other end; what came of it.
-    fn kill_peer(&self) -> String {
+    /// Kills the process at the other end; what came of it, and whether that is nothing.
+    fn kill_peer(&self) -> (String, bool) {
         let peer = match &self.cold.target {
             Target::Peer(peer) => peer.process(),
             _ => None,
         };
         let Some(pid) = peer else {
-            return "nobody was killed: only a peer over shared memory is known by its process; give rank=R: kill-process to it".into();
+            let why = "only a peer over shared memory is known by its process; give rank=R: kill-process to it";
+            return (why.into(), true);
         };
         let killed = rustix::process::Pid::from_raw(pid as i32)
             .ok_or(rustix::io::Errno::SRCH)
             .and_then(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
         match killed {
-            Ok(()) => format!("process {pid} was killed"),
-            Err(e) => format!("process {pid} could not be killed: {e}"),
+            Ok(()) => (format!("process {pid} was killed"), false),
+            Err(e) => (format!("process {pid} could not be killed: {e}"), true),
         }
     }
 
@@ -299,7 +316,7 @@ impl EngineQp {
             true => note,
             false => format!("{note}; it stood for WQEs up to {at}"),
         };
-        run.fired(rule, Some(qpn), Some((of, false)), note);
+        run.fired(rule, At::wqe(core, qpn, of), note);
         self.tape
             .event(crate::record::Kind::Fault, of, 1, rule as u32 + 1);
         self.cold.shared.counters.faults.add(1);
@@ -390,8 +407,8 @@ fn act(run: &ScriptRun, core: usize, rule: usize, action: Action, place: &str) {
             .link_down_until
             .store(run.later(by), Ordering::Relaxed),
         Action::KillEngine => {
-            let text = &run.rule(rule).text;
-            let why = format!("fault script rule {} ({text}) killed it {place}", rule + 1);
+            let name = crate::script::name_rule(rule + 1, &run.rule(rule).text);
+            let why = format!("{name} killed it {place}");
             // As a panic, but without the panic hook's message: the engine's own says it.
             std::panic::resume_unwind(Box::new(why));
         }
@@ -421,7 +438,18 @@ impl super::Core {
                 qp.wake_script();
             }
             if rule.place == Place::Engine && run.take(i) {
-                run.fired(i, None, None, format!("engine core {}", self.index));
+                let here = At {
+                    core: self.index,
+                    ..At::default()
+                };
+                // A port that is opened later loses its packets too.
+                let note = match (rule.action, &self.roce) {
+                    (Action::DropLink(_), None) => {
+                        format!("engine core {}, which has no packet port yet", self.index)
+                    }
+                    _ => format!("engine core {}", self.index),
+                };
+                run.fired(i, here, note);
                 act(run, self.index, i, rule.action, "when its time had come");
             }
         }
@@ -512,7 +540,11 @@ impl RecvScript {
             held.push((due, at, words));
             run.cores[*core].held.fetch_add(1, Ordering::Relaxed);
         });
-        run.fired(rule, Some(*qpn), Some((at, true)), note);
+        let here = At {
+            receive: true,
+            ..At::wqe(*core, *qpn, at)
+        };
+        run.fired(rule, here, note);
     }
 
     /// Writes what was kept back and whose time has come.

@@ -9,11 +9,12 @@ use core::sync::atomic::Ordering;
 use doorbell_device::layout::{GpuCq, GpuQp, POISON, RINGING};
 use doorbell_wire::Ctrl;
 
+use super::cq::CqWriter;
 use super::qp::{EngineQp, Park, Target};
 use crate::mem::Keep;
 use crate::qp::{DoorbellWord, QpState};
 use crate::raw::Shared;
-use crate::record::{self, Kind};
+use crate::record::{self, Kind, Standing};
 
 /// Slots looked at for WQEs that no doorbell covers, in one look.
 const AHEAD: u64 = 64;
@@ -34,6 +35,14 @@ impl super::Core {
                 unsafe { qp.watch() };
                 return;
             }
+        }
+    }
+
+    /// A round in which nothing is done: who asks what stands in the queues meanwhile is to be told.
+    pub(super) fn watch_stalled(&mut self) {
+        self.stalled += 1;
+        if self.stalled.is_multiple_of(super::WATCH) {
+            self.watch();
         }
     }
 
@@ -108,15 +117,24 @@ impl EngineQp {
     /// As for [`Self::watch`].
     unsafe fn copy_still(&self, parked: record::Park, failed: bool) {
         let config = &self.cold.config;
+        let shared = &self.cold.shared;
         let first = self.completed();
-        let waits = self.tape.posted().max(self.pi).saturating_sub(first);
+        let slots = self.tape.posted().max(self.pi).saturating_sub(first);
         // SAFETY: the line is mapped while the QP is attached.
         let note: [u64; 6] = core::array::from_fn(|i| unsafe {
             config.wait_note.map_or(0, |note| note.word(i).load())
         });
-        if !self.tape.wants_still(waits != 0 || failed || note[0] != 0) {
+        let scripted = self.cold.script.is_some();
+        if !self
+            .tape
+            .wants_still(slots != 0 || failed || scripted || note[0] != 0)
+        {
             return;
         }
+        let poster = self.tape.poster();
+        let newest = shared.newest_cqe.load(Ordering::Relaxed);
+        // What is missing is looked for once nothing moves any more.
+        let stands = !failed && self.tape.stands(first, self.pi);
         // SAFETY: words of the QP's memory, which is mapped while it is attached.
         unsafe {
             let record = config.record.map_or(0, |r| r.load());
@@ -124,23 +142,45 @@ impl EngineQp {
                 DoorbellWord::At(word) => word.load(),
                 DoorbellWord::Slot(slot) => slot.word().load(),
             };
-            let cqe: Shared<u64> = config.cq.ring.cast();
-            let cqe_at = match (self.per_slot(), first.checked_sub(u64::from(!failed))) {
-                (true, Some(last)) => (last & self.mask) * 8,
+            let last = match (self.per_slot(), first.checked_sub(u64::from(!failed))) {
+                (true, Some(last)) => last,
                 _ => 0,
             };
-            self.tape.still(
+            let lacks = match (stands, self.per_slot()) {
+                (false, _) => None,
+                (true, true) => {
+                    let from = first.saturating_sub(self.mask + 1);
+                    let from = poster.map_or(from, |p| p[3].max(from));
+                    self.cq.first_lacking(from..first, CqWriter::shows_send)
+                }
+                (true, false) => newest
+                    .checked_sub(1)
+                    .and_then(|at| self.cq.first_lacking(at..newest, CqWriter::shows_send)),
+            };
+            let (recv, recv_lacks) = match shared.recv.as_ref().map(|r| r.try_lock()) {
+                Some(Ok(mut recv)) => recv.standing(stands),
+                _ => (None, None),
+            };
+            let standing = Standing {
                 parked,
-                (record, doorbell),
+                record,
+                doorbell,
+                poster,
                 note,
-                |i| cqe.word((cqe_at + i) as usize).load(),
-                (first, waits),
-                |i| {
-                    self.ring
-                        .word((((first + i / 8) & self.mask) * 8 + i % 8) as usize)
-                        .load()
-                },
-            );
+                first,
+                slots,
+                rung: self.pi,
+                newest,
+                cqe: self.cq.words(last),
+                lacks,
+                recv_lacks,
+                recv,
+            };
+            self.tape.still(&standing, |i| {
+                self.ring
+                    .word((((first + i / 8) & self.mask) * 8 + i % 8) as usize)
+                    .load()
+            });
         }
     }
 
@@ -157,6 +197,7 @@ impl EngineQp {
             cqn: shared.cq.cqn.get(),
             core: shared.core,
             log_depth: config.log_depth,
+            log_receives: config.rq.as_ref().map(|rq| rq.log_entries),
             handler: config.handler,
             cq: config.cq.kind,
             pd: config.pd,
@@ -171,17 +212,19 @@ impl EngineQp {
         self.tell_state(shared.state());
     }
 
-    /// Tells it where its requests go.
+    /// Tells it, and who asks, where its requests go.
     pub(super) fn tell_target(&self) {
         let (kind, qpn) = match &self.cold.target {
-            Target::None => (0, 0),
-            Target::Loopback(peer) => (1, peer.qpn.get()),
-            Target::Peer(peer) => (2, peer.qpn().get()),
-            Target::Roce(link) => (3, link.peer_qpn),
-            Target::Verbs(link) => (4, link.peer_qpn()),
-            Target::Srd(link) => (4, link.peer_qpn()),
+            Target::None => (record::Target::None, 0),
+            Target::Loopback(peer) => (record::Target::Loopback, peer.qpn.get()),
+            Target::Peer(peer) => (record::Target::Shm, peer.qpn().get()),
+            Target::Roce(link) => (record::Target::Roce, link.peer_qpn),
+            Target::Verbs(link) => (record::Target::Verbs, link.peer_qpn()),
+            Target::Srd(link) => (record::Target::Verbs, link.peer_qpn()),
         };
-        self.tape.target(kind, qpn);
+        let word = kind as u64 | u64::from(qpn) << 32;
+        self.cold.shared.target.store(word, Ordering::Relaxed);
+        self.tape.target(word);
     }
 
     pub(super) fn tell_state(&self, state: QpState) {

@@ -13,6 +13,7 @@ use crate::fault::Fault;
 use crate::hca::Hca;
 use crate::link::Destination;
 use crate::raw::Shared;
+use crate::record::Target;
 use crate::verbs::{Half, VerbsEnd, VerbsPort};
 
 /// A queue pair. Dropping it destroys it within the configured time; if the engine does not answer, its memory is leaked.
@@ -132,6 +133,20 @@ impl HcaQp {
         self.shared
             .newest_cqe
             .load(core::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Receives posted, and those that a message has filled, since the last reset; `None` without a receive queue.
+    pub fn receives_so_far(&self) -> Option<(u64, u64)> {
+        let recv = self.shared.recv.as_ref()?;
+        let mut recv = recv.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: this handle is alive, so the queue's memory is mapped unless it is closed, which is checked.
+        unsafe { recv.standing(false) }.0
+    }
+
+    /// Where its requests go, and to which queue pair there.
+    pub fn target(&self) -> (Target, u32) {
+        use core::sync::atomic::Ordering::Relaxed;
+        Target::parse(self.shared.target.load(Relaxed))
     }
 
     /// Connects a QP in [`QpState::Reset`]: from now on its work requests are executed.

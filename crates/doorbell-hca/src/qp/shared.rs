@@ -124,6 +124,8 @@ pub(crate) struct QpShared {
     pub(crate) consumer: AtomicU64,
     /// One more than the newest slot whose completion was written to a collapsed CQ, for reports.
     pub(crate) newest_cqe: AtomicU64,
+    /// Where its requests go, for reports: kind, then the number of the queue pair there << 32 (`record::Target`).
+    pub(crate) target: AtomicU64,
     pub(crate) cq: CqShared,
     /// The receive side. Engines of other cores deliver immediates through it: taken with try-lock only.
     pub(crate) recv: Option<Mutex<RecvQueue>>,
@@ -152,6 +154,7 @@ impl QpShared {
             producer: AtomicU64::new(0),
             consumer: AtomicU64::new(0),
             newest_cqe: AtomicU64::new(0),
+            target: AtomicU64::new(0),
             cq: CqShared {
                 cqn,
                 count: AtomicU32::new(0),

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use super::layout::head;
 
 /// Files of dead processes that a start leaves.
-pub(super) const KEPT: usize = 8;
+pub const KEPT: usize = 8;
 
 /// Files of this process, removed when it exits, with the process that made them: a forked child leaves them alone.
 static OURS: Mutex<(u32, Vec<PathBuf>)> = Mutex::new((0, Vec::new()));
@@ -182,8 +182,7 @@ fn boot() -> [u64; 2] {
 }
 
 /// Removes records of dead processes, all but the newest few.
-pub(super) fn reap(dir: &Path) {
-    let asker = Identity::here();
+pub(super) fn reap(dir: &Path, asker: &Identity) {
     let mut dead: Vec<(SystemTime, PathBuf)> = files(None)
         .into_iter()
         .filter(|(_, path)| path.starts_with(dir))
@@ -191,7 +190,7 @@ pub(super) fn reap(dir: &Path) {
             let written = fs::metadata(&path).and_then(|m| m.modified()).ok()?;
             // What is not a record (yet) is left alone for a while.
             let gone = match super::read::head_of(&path) {
-                Some(head) => Identity::of(&head).life(&asker) == Life::Gone,
+                Some(head) => Identity::of(&head).life(asker) == Life::Gone,
                 None => written.elapsed().is_ok_and(|age| age.as_secs() > 60),
             };
             gone.then_some((written, path))

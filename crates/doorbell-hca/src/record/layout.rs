@@ -6,7 +6,7 @@
 /// First word: "DBFLIGHT" in memory order.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"DBFLIGHT");
 /// Version of this layout.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// Words of the head.
 pub(super) mod head {
@@ -42,6 +42,9 @@ pub(super) mod head {
     pub(in crate::record) const REGIONS_LEFT_OUT: usize = 17;
     /// Queue pairs for which there was no room in the file.
     pub(in crate::record) const QPS_LEFT_OUT: usize = 18;
+    /// Rules of the fault script, and how often one of them fired.
+    pub(in crate::record) const RULES: usize = 19;
+    pub(in crate::record) const FIRINGS: usize = 20;
     /// Release, UTF-8, zero-padded.
     pub(in crate::record) const RELEASE: usize = 24;
     pub(in crate::record) const RELEASE_WORDS: usize = 4;
@@ -113,9 +116,65 @@ pub(super) mod region {
     pub(in crate::record) const RIGHTS: usize = 4;
 }
 
+/// First rule of the fault script; the first so many have a place.
+pub(super) const RULES: usize = REGIONS + MAX_REGIONS * REGION_WORDS;
+/// Rules that have a place.
+pub(super) const MAX_RULES: usize = 64;
+/// Words of a rule.
+pub(super) const RULE_WORDS: usize = 16;
+
+/// Words of a rule.
+pub(super) mod rule {
+    /// How often it fired.
+    pub(in crate::record) const FIRED: usize = 0;
+    /// Rank + 1 that it is for, if that is another than this process's.
+    pub(in crate::record) const ELSEWHERE: usize = 1;
+    /// Its words, UTF-8, zero-padded.
+    pub(in crate::record) const TEXT: usize = 2;
+    pub(in crate::record) const TEXT_WORDS: usize = super::RULE_WORDS - TEXT;
+}
+
+/// First firing: the first half of the places keep the first ones, the rest the latest.
+pub(super) const FIRINGS: usize = RULES + MAX_RULES * RULE_WORDS;
+/// Firings that have a place.
+pub(super) const MAX_FIRINGS: usize = 64;
+/// Words of a firing.
+pub(super) const FIRING_WORDS: usize = 32;
+
+/// Words of a firing.
+pub(super) mod firing {
+    /// Its number, from 1; 0: none, or it is being written.
+    pub(in crate::record) const NUMBER: usize = 0;
+    /// Rule, from 1, then core << 32.
+    pub(in crate::record) const RULE: usize = 1;
+    /// Queue pair + 1, or 0.
+    pub(in crate::record) const QPN: usize = 2;
+    /// Work request + 1, or 0.
+    pub(in crate::record) const INDEX: usize = 3;
+    /// [`RECEIVE`], [`IDLE`]; the action's place in the list of actions << 8.
+    pub(in crate::record) const FLAGS: usize = 4;
+    /// When, and until when it lasts (0: for good): nanoseconds of the monotonic clock.
+    pub(in crate::record) const AT: usize = 5;
+    pub(in crate::record) const UNTIL: usize = 6;
+    /// What came of it, UTF-8, zero-padded.
+    pub(in crate::record) const NOTE: usize = 8;
+    pub(in crate::record) const NOTE_WORDS: usize = super::FIRING_WORDS - NOTE;
+    /// It is a receive.
+    pub(in crate::record) const RECEIVE: u64 = 1;
+    /// It changed nothing.
+    pub(in crate::record) const IDLE: u64 = 2;
+}
+
+/// First death of an engine core.
+pub(super) const DEATHS: usize = FIRINGS + MAX_FIRINGS * FIRING_WORDS;
+/// Deaths that have a place.
+pub(super) const MAX_DEATHS: usize = 8;
+/// Words of a death: core + 1, then why, UTF-8, zero-padded.
+pub(super) const DEATH_WORDS: usize = 32;
+
 /// Words of the head, a whole number of pages of 4 KiB.
 pub(super) const HEAD_WORDS: usize =
-    (REGIONS + MAX_REGIONS * REGION_WORDS).next_multiple_of(PAGE_WORDS);
+    (DEATHS + MAX_DEATHS * DEATH_WORDS).next_multiple_of(PAGE_WORDS);
 /// Words of a page.
 pub(super) const PAGE_WORDS: usize = 512;
 
@@ -135,7 +194,7 @@ pub(super) mod qp {
     pub(in crate::record) const NUMBERS: usize = 8;
     /// Core, slot << 32.
     pub(in crate::record) const OWNER: usize = 9;
-    /// log2 of the depth, handler << 8, CQ kind << 16, record polled << 24.
+    /// log2 of the depth, handler << 8, CQ kind << 16, log2 of the receives + 1 << 32.
     pub(in crate::record) const SHAPE: usize = 10;
     /// Protection domain.
     pub(in crate::record) const PD: usize = 11;
@@ -153,13 +212,13 @@ pub(super) mod qp {
 /// The snapshot that the engine takes now and then of what stands in the queue.
 pub(super) const STILL: usize = 64;
 
-/// Words of a snapshot.
+/// Words of a snapshot. All of it is of one moment.
 pub(super) mod still {
     /// Odd while it changes; 0: none.
     pub(in crate::record) const SEQ: usize = 0;
     /// The clock.
     pub(in crate::record) const AT: usize = 1;
-    /// First slot in it, and how many.
+    /// First slot in it, which is the first that is not complete, and how many.
     pub(in crate::record) const FIRST: usize = 2;
     pub(in crate::record) const SLOTS: usize = 3;
     /// The record, and the doorbell word.
@@ -167,16 +226,32 @@ pub(super) mod still {
     pub(in crate::record) const DOORBELL: usize = 5;
     /// What the QP is set aside for.
     pub(in crate::record) const PARKED: usize = 6;
+    /// The clock when a snapshot was first like this one: since then nothing has moved.
+    pub(in crate::record) const SINCE: usize = 7;
     /// Reserved, ready, rung, consumed; meaningful if the block names the poster's structure.
     pub(in crate::record) const POSTER: usize = 8;
+    /// Slots rung, as the engine saw it.
+    pub(in crate::record) const RUNG: usize = 12;
+    /// One more than the newest slot that a collapsed CQ ought to show.
+    pub(in crate::record) const NEWEST: usize = 13;
+    /// One more than the first slot whose CQE is not as the engine wrote it; 0: none is known.
+    pub(in crate::record) const LACKS: usize = 14;
+    /// One more than the first receive of which that is true.
+    pub(in crate::record) const RECV_LACKS: usize = 15;
     /// The newest CQE, 8 words.
     pub(in crate::record) const CQE: usize = 16;
-    /// Slots, 8 words each.
     /// A [`doorbell_device::layout::WaitNote`], 6 words.
     pub(in crate::record) const NOTE: usize = 24;
+    /// Receives posted + 1 (0: there is no receive queue), and filled.
+    pub(in crate::record) const RECV_POSTED: usize = 30;
+    pub(in crate::record) const RECV_DONE: usize = 31;
+    /// Slots, 8 words each.
     pub(in crate::record) const RING: usize = 32;
     pub(in crate::record) const MAX_SLOTS: usize = 16;
-    pub(in crate::record) const WORDS: usize = RING + MAX_SLOTS * 8;
+    /// The CQEs of `LACKS` and `RECV_LACKS`, 8 words each.
+    pub(in crate::record) const LACKS_CQE: usize = RING + MAX_SLOTS * 8;
+    pub(in crate::record) const RECV_LACKS_CQE: usize = LACKS_CQE + 8;
+    pub(in crate::record) const WORDS: usize = RECV_LACKS_CQE + 8;
 }
 
 /// First event of a block.

@@ -9,14 +9,16 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use doorbell_device::layout::{CqKind, ErrorWord, NicHandler};
+use doorbell_wire::Qpn;
 
 use super::Kind;
 use super::clock::{ClockKind, Scale};
 use super::dir::{Identity, Life};
-use super::layout::{self, block_words, head, qp, region, still};
+use super::layout::{self, block_words, firing, head, qp, region, rule, still};
 use super::waits::WaitRecord;
 use crate::mem::Access;
 use crate::qp::QpState;
+use crate::script::{Firing, RuleState};
 
 /// Why a file is no record.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +78,10 @@ pub struct Record {
     pub regions: Vec<RegionRecord>,
     /// Waits under way.
     pub waits: Vec<WaitRecord>,
+    /// What became of the rules of the fault script, as far as there was room; their words are cut short if they are many.
+    pub rules: Vec<RuleState>,
+    /// Firings of them: the first ones and the latest, oldest first.
+    pub firings: Vec<Firing>,
     /// Regions and queue pairs that there was no room for.
     pub left_out: (u64, u64),
     identity: Identity,
@@ -85,29 +91,44 @@ pub struct Record {
 }
 
 /// An engine core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreRecord {
     /// Rounds so far.
     pub rounds: u64,
     /// When it last read the clock: not before its last work; a core that idles without sleeping reads it now and then.
     pub seen_ns: u64,
-    /// It died.
-    pub dead: bool,
+    /// Why it died, if it did.
+    pub dead: Option<String>,
 }
 
 /// Where a queue pair's requests go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 pub enum Target {
     /// Not connected.
-    None,
+    None = 0,
     /// A queue pair of the same HCA.
-    Loopback,
+    Loopback = 1,
     /// Of another process of the host.
-    Shm,
+    Shm = 2,
     /// Over the network.
-    Roce,
+    Roce = 3,
     /// By an RDMA device.
-    Verbs,
+    Verbs = 4,
+}
+
+impl Target {
+    /// From a word of a record: the kind, and the number of the queue pair there.
+    pub(crate) fn parse(word: u64) -> (Self, u32) {
+        let kind = match word as u32 {
+            1 => Self::Loopback,
+            2 => Self::Shm,
+            3 => Self::Roce,
+            4 => Self::Verbs,
+            _ => Self::None,
+        };
+        (kind, (word >> 32) as u32 & 0xff_ffff)
+    }
 }
 
 /// What a queue pair is set aside for.
@@ -171,16 +192,16 @@ pub struct QpRecord {
     pub state: QpState,
     /// Slots.
     pub depth: u32,
+    /// Receives that its receive queue holds; 0 without one.
+    pub receives: u32,
     /// How it is rung.
     pub handler: NicHandler,
     /// How its completions are written.
     pub cq: CqKind,
     /// Protection domain.
     pub pd: u32,
-    /// Where its requests go.
-    pub target: Target,
-    /// Number of the queue pair at the other end.
-    pub peer_qpn: u32,
+    /// Where its requests go, and the number of the queue pair there.
+    pub target: (Target, u32),
     /// The first error.
     pub error: ErrorWord,
     /// Slots seen written, rung, executed, complete. The first is never below the second.
@@ -199,15 +220,15 @@ pub struct QpRecord {
     pub still: Option<Still>,
     /// The latest events, oldest first.
     pub events: Vec<Event>,
-    /// Events so far.
-    pub events_ever: u64,
 }
 
-/// What stood in the memory of a queue pair.
+/// What stood in the memory of a queue pair, all at one moment.
 #[derive(Clone, Debug)]
 pub struct Still {
     /// When.
     pub at_ns: u64,
+    /// When it was first seen like this: nothing has moved since.
+    pub since_ns: u64,
     /// The doorbell record's bytes, as the number that a little-endian host loads.
     pub record: u32,
     /// The doorbell word.
@@ -220,7 +241,17 @@ pub struct Still {
     pub note: [u64; 6],
     /// The newest CQE.
     pub cqe: [u64; 8],
-    /// The first slots that are not complete, from this index on.
+    /// One more than the newest slot that a collapsed CQ ought to show.
+    pub newest: u64,
+    /// The first slot whose CQE was not as the engine had written it, if one was found, and its words.
+    pub lacks: Option<(u64, [u64; 8])>,
+    /// The same of receives.
+    pub recv_lacks: Option<(u64, [u64; 8])>,
+    /// Receives posted and filled, if there is a queue of them.
+    pub recv: Option<(u64, u64)>,
+    /// Slots rung then.
+    pub rung: u64,
+    /// The first slots that were not complete, from this index on.
     pub first: u64,
     /// Their words.
     pub slots: Vec<[u64; 8]>,
@@ -360,6 +391,7 @@ impl Record {
             .ok_or(None)?;
         let cores = (words[head::CORES] as usize).min(layout::MAX_CORES);
         let identity = Identity::of(words);
+        let firings = firings(words);
         Ok(Self {
             pid: identity.pid,
             id: words[head::ID],
@@ -371,13 +403,14 @@ impl Record {
             cores: (0..cores)
                 .map(|i| {
                     let core = &words[layout::CORES + i * layout::CORE_WORDS..];
+                    let dead = core[layout::core::DEAD] != 0;
                     CoreRecord {
                         rounds: core[layout::core::ROUNDS],
                         seen_ns: match core[layout::core::NOW] {
                             0 => 0,
                             ticks => scale.ns(ticks),
                         },
-                        dead: core[layout::core::DEAD] != 0,
+                        dead: dead.then(|| death(words, i)),
                     }
                 })
                 .collect(),
@@ -391,6 +424,8 @@ impl Record {
                     WaitRecord::parse(&words[at..at + layout::WAIT_WORDS], &scale)
                 })
                 .collect(),
+            rules: rules(words, &firings),
+            firings,
             left_out: (words[head::REGIONS_LEFT_OUT], words[head::QPS_LEFT_OUT]),
             identity,
             scale,
@@ -420,6 +455,68 @@ fn text(words: &[u64]) -> String {
         .take_while(|b| *b != 0)
         .collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Why a core died.
+fn death(words: &[u64], core: usize) -> String {
+    let known = (0..layout::MAX_DEATHS)
+        .map(|i| &words[layout::DEATHS + i * layout::DEATH_WORDS..][..layout::DEATH_WORDS])
+        .find(|death| death[0] == core as u64 + 1);
+    known.map_or("it panicked".to_owned(), |death| text(&death[1..]))
+}
+
+/// The words of a rule, from 1.
+fn rule_words(words: &[u64], number: usize) -> Option<&[u64]> {
+    let i = number.checked_sub(1).filter(|i| *i < layout::MAX_RULES)?;
+    Some(&words[layout::RULES + i * layout::RULE_WORDS..][..layout::RULE_WORDS])
+}
+
+fn rule_text(words: &[u64], number: usize) -> String {
+    rule_words(words, number).map_or(String::new(), |w| text(&w[rule::TEXT..]))
+}
+
+fn rules(words: &[u64], firings: &[Firing]) -> Vec<RuleState> {
+    let own = (words[head::RANK] as u32).saturating_sub(1);
+    let count = (words[head::RULES] as usize).min(layout::MAX_RULES);
+    (1..=count)
+        .filter_map(|number| {
+            let w = rule_words(words, number)?;
+            let theirs = (w[rule::ELSEWHERE] as u32).checked_sub(1);
+            Some(RuleState {
+                rule: number,
+                text: rule_text(words, number),
+                elsewhere: theirs.map(|theirs| (theirs, own)),
+                fired: w[rule::FIRED],
+                first: firings.iter().find(|f| f.rule == number).cloned(),
+            })
+        })
+        .collect()
+}
+
+fn firings(words: &[u64]) -> Vec<Firing> {
+    let mut all: Vec<_> = (0..layout::MAX_FIRINGS)
+        .map(|i| &words[layout::FIRINGS + i * layout::FIRING_WORDS..][..layout::FIRING_WORDS])
+        .filter_map(|w| {
+            let flags = w[firing::FLAGS];
+            let rule = w[firing::RULE] as u32 as usize;
+            let one = Firing {
+                rule,
+                text: rule_text(words, rule),
+                action: crate::script::action_named((flags >> 8 & 0xff) as usize)?,
+                core: (w[firing::RULE] >> 32) as usize,
+                qpn: (w[firing::QPN] as u32).checked_sub(1).and_then(Qpn::new),
+                index: w[firing::INDEX].checked_sub(1),
+                receive: flags & firing::RECEIVE != 0,
+                idle: flags & firing::IDLE != 0,
+                at_ns: w[firing::AT],
+                until_ns: Some(w[firing::UNTIL]).filter(|ns| *ns != 0),
+                note: text(&w[firing::NOTE..]),
+            };
+            Some((w[firing::NUMBER].checked_sub(1)?, one))
+        })
+        .collect();
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, firing)| firing).collect()
 }
 
 fn region(words: &[u64]) -> Option<RegionRecord> {
@@ -455,17 +552,14 @@ fn qp_record(block: &[u64], newest: u64, log_events: u32, scale: &Scale) -> Opti
         core: block[qp::OWNER] as u32,
         state: QpState::from_u8(block[qp::STATE] as u8),
         depth: 1u32.checked_shl(log_depth).filter(|d| *d <= 1 << 15)?,
+        receives: (shape >> 32 & 0xff)
+            .checked_sub(1)
+            .filter(|log| *log <= 15)
+            .map_or(0, |log| 1 << log),
         handler: NicHandler::from_raw((shape >> 8 & 0xff) as i32),
         cq: CqKind::from_raw((shape >> 16) as u8),
         pd: block[qp::PD] as u32,
-        target: match block[qp::TARGET] as u32 {
-            1 => Target::Loopback,
-            2 => Target::Shm,
-            3 => Target::Roce,
-            4 => Target::Verbs,
-            _ => Target::None,
-        },
-        peer_qpn: (block[qp::TARGET] >> 32) as u32 & 0xff_ffff,
+        target: Target::parse(block[qp::TARGET]),
         error: ErrorWord(block[qp::ERROR]),
         posted: posted.max(rung),
         rung,
@@ -480,7 +574,6 @@ fn qp_record(block: &[u64], newest: u64, log_events: u32, scale: &Scale) -> Opti
         poster: block[qp::POSTER],
         still: still_record(&block[layout::STILL..], block[qp::POSTER] != 0, scale),
         events,
-        events_ever: block[qp::HEAD],
     })
 }
 
@@ -492,14 +585,23 @@ fn still_record(words: &[u64], poster: bool, scale: &Scale) -> Option<Still> {
     }
     let slots = (words[still::SLOTS] as usize).min(still::MAX_SLOTS);
     let eight = |at: usize| std::array::from_fn(|i| words[at + i]);
+    let lacking = |number: usize, at: usize| Some((words[number].checked_sub(1)?, eight(at)));
     Some(Still {
         at_ns: scale.ns(words[still::AT]),
+        since_ns: scale.ns(words[still::SINCE]),
         record: words[still::RECORD] as u32,
         doorbell: words[still::DOORBELL],
         parked: Park::from_u32(words[still::PARKED] as u32),
         poster: poster.then(|| std::array::from_fn(|i| words[still::POSTER + i])),
         note: std::array::from_fn(|i| words[still::NOTE + i]),
         cqe: eight(still::CQE),
+        newest: words[still::NEWEST],
+        lacks: lacking(still::LACKS, still::LACKS_CQE),
+        recv_lacks: lacking(still::RECV_LACKS, still::RECV_LACKS_CQE),
+        recv: words[still::RECV_POSTED]
+            .checked_sub(1)
+            .map(|posted| (posted, words[still::RECV_DONE])),
+        rung: words[still::RUNG],
         first: words[still::FIRST],
         slots: (0..slots).map(|i| eight(still::RING + i * 8)).collect(),
     })

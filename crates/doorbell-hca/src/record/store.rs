@@ -6,15 +6,21 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
+#[cfg(not(miri))]
+use std::os::fd::AsFd;
+#[cfg(not(miri))]
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::clock::ClockKind;
 use super::dir::{self, Identity};
-use super::layout::{self, block_words, head, region};
+use super::layout::{self, block_words, firing, head, region, rule};
 use super::{Recording, read};
 use crate::mem::Region;
 use crate::raw::Shared;
+use crate::script::{self, Firing};
+#[cfg(not(miri))]
+use crate::shm::region::Mapping;
 
 /// A file grows to this size at most.
 const MAX_BYTES: usize = 64 << 20;
@@ -33,7 +39,7 @@ pub(super) struct Words {
 enum Keep {
     Heap(#[allow(dead_code, reason = "kept, not read")] Arc<[AtomicU64]>),
     #[cfg(not(miri))]
-    File(#[allow(dead_code, reason = "kept, not read")] Arc<Mapping>),
+    File(#[allow(dead_code, reason = "kept, not read")] Arc<RecordFile>),
 }
 
 impl Words {
@@ -88,34 +94,28 @@ impl Words {
             }
             bytes = &text.as_bytes()[..end];
         }
-        for (i, piece) in bytes.chunks(8).enumerate() {
+        let mut pieces = bytes.chunks(8);
+        for i in 0..words {
             let mut word = [0; 8];
+            let piece = pieces.next().unwrap_or_default();
             word[..piece.len()].copy_from_slice(piece);
             self.set(at + i, u64::from_le_bytes(word));
         }
     }
 }
 
+/// A record's file, removed when it is dropped.
 #[cfg(not(miri))]
-struct Mapping {
-    at: NonNull<u8>,
-    bytes: usize,
+struct RecordFile {
+    mapping: Mapping,
     file: std::fs::File,
     path: PathBuf,
 }
 
-// SAFETY: an address of shared memory that is accessed by atomics only, and a file.
 #[cfg(not(miri))]
-unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`.
-#[cfg(not(miri))]
-unsafe impl Sync for Mapping {}
-
-#[cfg(not(miri))]
-impl Mapping {
+impl RecordFile {
     /// A new file of `bytes`, of which none are reserved yet.
     fn create(path: &Path, bytes: usize) -> std::io::Result<Self> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
         use std::os::unix::fs::OpenOptionsExt;
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -123,25 +123,12 @@ impl Mapping {
             .create_new(true)
             .mode(0o600)
             .open(path)?;
-        let made = file.set_len(bytes as u64).and_then(|()| {
-            // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-            let at = unsafe {
-                mmap(
-                    core::ptr::null_mut(),
-                    bytes,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::SHARED,
-                    &file,
-                    0,
-                )
-            }?;
-            NonNull::new(at.cast::<u8>())
-                .ok_or_else(|| std::io::Error::other("mmap gave address zero"))
-        });
+        let made = file
+            .set_len(bytes as u64)
+            .and_then(|()| Mapping::new(file.as_fd(), bytes, true));
         match made {
-            Ok(at) => Ok(Self {
-                at,
-                bytes,
+            Ok(mapping) => Ok(Self {
+                mapping,
                 file,
                 path: path.to_owned(),
             }),
@@ -165,13 +152,9 @@ impl Mapping {
 }
 
 #[cfg(not(miri))]
-impl Drop for Mapping {
+impl Drop for RecordFile {
     fn drop(&mut self) {
         dir::remove(&self.path);
-        // SAFETY: this value owns the mapping, and everything that points into it keeps this value.
-        unsafe {
-            let _ = rustix::mm::munmap(self.at.as_ptr().cast(), self.bytes);
-        }
     }
 }
 
@@ -182,7 +165,7 @@ pub(crate) struct Store {
     log_events: u32,
     blocks: Mutex<Blocks>,
     #[cfg(not(miri))]
-    mapping: Option<Arc<Mapping>>,
+    file: Option<Arc<RecordFile>>,
 }
 
 #[derive(Default)]
@@ -206,7 +189,13 @@ impl core::fmt::Debug for Store {
 
 impl Store {
     /// Begins a record; `None` if none is to be kept.
-    pub(crate) fn new(recording: &Recording, cores: usize, caller: bool) -> Option<Arc<Self>> {
+    pub(crate) fn new(
+        recording: &Recording,
+        cores: usize,
+        caller: bool,
+        rank: Option<u32>,
+    ) -> Option<Arc<Self>> {
+        let here = Identity::here();
         let log_events = match recording {
             Recording::Off => return None,
             Recording::Memory { log_events } | Recording::File { log_events, .. } => *log_events,
@@ -216,24 +205,22 @@ impl Store {
             _ => 0,
         };
         #[cfg(not(miri))]
-        let mapping = match recording {
-            Recording::File { .. } => match Self::file(id, log_events) {
-                Ok(mapping) => Some(Arc::new(mapping)),
+        let file = match recording {
+            Recording::File { .. } => match Self::file(&here, id, log_events) {
+                Ok(file) => Some(Arc::new(file)),
                 Err(e) => {
-                    tracing::info!(
-                        "the flight record goes to memory and will not survive this process: {e}"
-                    );
+                    warn_once(&e);
                     None
                 }
             },
             _ => None,
         };
         #[cfg(not(miri))]
-        let head = match &mapping {
-            Some(mapping) => Words {
-                at: Shared::new(mapping.at.cast()),
+        let head = match &file {
+            Some(file) => Words {
+                at: Shared::new(file.mapping.ptr().cast()),
                 len: layout::HEAD_WORDS,
-                _keep: Keep::File(Arc::clone(mapping)),
+                _keep: Keep::File(Arc::clone(file)),
             },
             None => Words::heap(layout::HEAD_WORDS),
         };
@@ -245,29 +232,28 @@ impl Store {
             log_events,
             blocks: Mutex::default(),
             #[cfg(not(miri))]
-            mapping,
+            file,
         };
-        store.begin(id, cores, caller);
+        store.begin(&here, id, cores, caller, rank);
         Some(Arc::new(store))
     }
 
     #[cfg(not(miri))]
-    fn file(id: u64, log_events: u32) -> std::io::Result<Mapping> {
+    fn file(here: &Identity, id: u64, log_events: u32) -> std::io::Result<RecordFile> {
         let dir = dir::directory()?;
-        dir::reap(&dir);
-        let path = dir.join(format!("{}.{id:016x}", std::process::id()));
+        dir::reap(&dir, here);
+        let path = dir.join(format!("{}.{id:016x}", here.pid));
         let head = layout::HEAD_WORDS * 8;
         let block = block_words(log_events) * 8;
         let blocks = ((MAX_BYTES - head) / block).clamp(1, MAX_BLOCKS);
-        let mapping = Mapping::create(&path, head + blocks * block)?;
+        let file = RecordFile::create(&path, head + blocks * block)?;
         // Dropped from here on, it removes the file.
         dir::enter(&path);
-        mapping.reserve(0, head)?;
-        Ok(mapping)
+        file.reserve(0, head)?;
+        Ok(file)
     }
 
-    fn begin(&self, id: u64, cores: usize, caller: bool) {
-        let here = Identity::here();
+    fn begin(&self, here: &Identity, id: u64, cores: usize, caller: bool, rank: Option<u32>) {
         let head = &self.head;
         let (ticks, ns) = self.clock.pair();
         for (at, value) in [
@@ -282,7 +268,7 @@ impl Store {
             (head::NS, ns),
             (head::CORES, cores as u64),
             (head::LOG_EVENTS, self.log_events.into()),
-            (head::RANK, rank().map_or(0, |r| u64::from(r) + 1)),
+            (head::RANK, rank.map_or(0, |r| u64::from(r) + 1)),
             (head::CALLER, caller.into()),
             (head::VERSION, layout::VERSION),
             (head::MAGIC, layout::MAGIC),
@@ -346,19 +332,19 @@ impl Store {
     #[cfg(not(miri))]
     fn fresh(&self, number: usize, blocks: &mut Blocks) -> Words {
         let len = block_words(self.log_events);
-        if let Some(mapping) = &self.mapping {
+        if let Some(file) = &self.file {
             let from = (layout::HEAD_WORDS + number * len) * 8;
             let fits = !blocks.full
-                && from + len * 8 <= mapping.bytes
-                && mapping.reserve(from, len * 8).is_ok();
+                && from + len * 8 <= file.mapping.len()
+                && file.reserve(from, len * 8).is_ok();
             if fits {
                 self.head.set(head::BLOCKS, number as u64 + 1);
                 // SAFETY: inside the mapping.
-                let at = Shared::new(unsafe { mapping.at.byte_add(from) }.cast());
+                let at = Shared::new(unsafe { file.mapping.ptr().byte_add(from) }.cast());
                 return Words {
                     at,
                     len,
-                    _keep: Keep::File(Arc::clone(mapping)),
+                    _keep: Keep::File(Arc::clone(file)),
                 };
             }
             blocks.full = true;
@@ -413,6 +399,68 @@ impl Store {
         }
     }
 
+    /// Notes a rule of the fault script, number `i`, and the rank that it is for if that is another.
+    pub(crate) fn rule(&self, i: usize, text: &str, elsewhere: Option<u32>) {
+        self.head.set(head::RULES, i as u64 + 1);
+        if i < layout::MAX_RULES {
+            let at = layout::RULES + i * layout::RULE_WORDS;
+            let elsewhere = elsewhere.map_or(0, |rank| u64::from(rank) + 1);
+            self.head.set(at + rule::ELSEWHERE, elsewhere);
+            self.head.text(at + rule::TEXT, rule::TEXT_WORDS, text);
+        }
+    }
+
+    /// Notes a firing of a rule that has fired so often. By one thread at a time.
+    pub(crate) fn fired(&self, of: &Firing, times: u64) {
+        let number = self.head.get(head::FIRINGS);
+        self.head.set(head::FIRINGS, number + 1);
+        if of.rule <= layout::MAX_RULES {
+            let at = layout::RULES + (of.rule - 1) * layout::RULE_WORDS;
+            self.head.set(at + rule::FIRED, times);
+        }
+        let half = layout::MAX_FIRINGS / 2;
+        let place = match usize::try_from(number).unwrap_or(usize::MAX) {
+            n if n < half => n,
+            n => half + n % half,
+        };
+        let at = layout::FIRINGS + place * layout::FIRING_WORDS;
+        self.head
+            .word(at + firing::NUMBER)
+            .store(0, Ordering::Release);
+        core::sync::atomic::fence(Ordering::Release);
+        let flag = |yes: bool, bit: u64| if yes { bit } else { 0 };
+        let action = script::action_number(of.action).unwrap_or(0xff) as u64;
+        let flags = flag(of.receive, firing::RECEIVE) | flag(of.idle, firing::IDLE) | action << 8;
+        for (i, value) in [
+            (firing::RULE, of.rule as u64 | (of.core as u64) << 32),
+            (firing::QPN, of.qpn.map_or(0, |q| u64::from(q.get()) + 1)),
+            (firing::INDEX, of.index.map_or(0, |i| i.saturating_add(1))),
+            (firing::FLAGS, flags),
+            (firing::AT, of.at_ns),
+            (firing::UNTIL, of.until_ns.unwrap_or(0)),
+        ] {
+            self.head.set(at + i, value);
+        }
+        self.head
+            .text(at + firing::NOTE, firing::NOTE_WORDS, &of.note);
+        self.head
+            .word(at + firing::NUMBER)
+            .store(number + 1, Ordering::Release);
+    }
+
+    /// Notes why an engine core died.
+    pub(crate) fn died(&self, core: usize, why: &str) {
+        let _one = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = |i: usize| layout::DEATHS + i * layout::DEATH_WORDS;
+        let free = (0..layout::MAX_DEATHS)
+            .map(place)
+            .find(|&at| self.head.get(at) == 0);
+        if let Some(at) = free {
+            self.head.text(at + 1, layout::DEATH_WORDS - 1, why);
+            self.head.word(at).store(core as u64 + 1, Ordering::Release);
+        }
+    }
+
     /// What the record says now.
     pub(crate) fn read(&self) -> Option<read::Record> {
         let blocks: Vec<Words> = {
@@ -429,16 +477,13 @@ impl Store {
     }
 }
 
-/// Which process of its job this is, by the variables of the usual launchers.
-pub fn rank() -> Option<u32> {
-    [
-        "DOORBELL_RANK",
-        "OMPI_COMM_WORLD_RANK",
-        "PMIX_RANK",
-        "PMI_RANK",
-        "SLURM_PROCID",
-        "RANK",
-    ]
-    .iter()
-    .find_map(|name| std::env::var(name).ok()?.parse().ok())
+/// Said once in a process: who opens many devices knows it by then.
+#[cfg(not(miri))]
+fn warn_once(e: &std::io::Error) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "the flight record of this process is kept in its own memory and will not survive it: {e}; make /dev/shm (or XDG_RUNTIME_DIR) writable, or give DOORBELL_RECORD=off"
+        );
+    });
 }

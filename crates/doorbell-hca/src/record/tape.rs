@@ -95,9 +95,9 @@ impl Beat {
     }
 
     /// The core died.
-    pub(crate) fn dead(&self) {
-        self.clock.word(at_core::DEAD).store(1, Ordering::Relaxed);
-        let _ = &self.store;
+    pub(crate) fn dead(&self, core: usize, why: &str) {
+        self.store.died(core, why);
+        self.clock.word(at_core::DEAD).store(1, Ordering::Release);
     }
 }
 
@@ -146,6 +146,8 @@ pub(crate) struct Description {
     pub(crate) cqn: u32,
     pub(crate) core: usize,
     pub(crate) log_depth: u8,
+    /// Of its receive queue, if it has one.
+    pub(crate) log_receives: Option<u8>,
     pub(crate) handler: NicHandler,
     pub(crate) cq: CqKind,
     pub(crate) pd: u32,
@@ -407,8 +409,8 @@ impl Tape {
         self.set(qp::STATE, state as u64);
     }
 
-    pub(crate) fn target(&self, kind: u64, qpn: u32) {
-        self.set(qp::TARGET, kind | u64::from(qpn) << 32);
+    pub(crate) fn target(&self, word: u64) {
+        self.set(qp::TARGET, word);
     }
 
     pub(crate) fn watch_poster(&mut self, at: Shared<u64>, keep: Keep) {
@@ -420,8 +422,11 @@ impl Tape {
 
     /// Says what the QP is.
     pub(crate) fn describe(&self, what: &Description) {
-        let shape =
-            u64::from(what.log_depth) | (what.handler as u64 & 0xff) << 8 | (what.cq as u64) << 16;
+        let receives = what.log_receives.map_or(0, |log| u64::from(log) + 1);
+        let shape = u64::from(what.log_depth)
+            | (what.handler as u64 & 0xff) << 8
+            | (what.cq as u64) << 16
+            | receives << 32;
         for (at, value) in [
             (qp::OWNER, what.core as u64),
             (qp::SHAPE, shape),
@@ -452,17 +457,15 @@ impl Tape {
         })
     }
 
-    /// Takes a copy: why it is set aside; record and doorbell; who waits; the words of the newest CQE; the first slot that is not complete and how
-    /// many such there are; their words.
-    pub(crate) fn still(
-        &self,
-        parked: Park,
-        words: (u32, u64),
-        note: [u64; 6],
-        cqe: impl Fn(u64) -> u64,
-        slots: (u64, u64),
-        slot: impl Fn(u64) -> u64,
-    ) {
+    /// What the poster's structure says, if it can be read by the host.
+    pub(crate) fn poster(&self) -> Option<[u64; 4]> {
+        let (poster, _) = self.kept.as_ref()?.poster.as_ref()?;
+        // SAFETY: whoever named it promised that it is mapped as long as what keeps it, which is here.
+        Some(unsafe { crate::engine::watch::poster(*poster) })
+    }
+
+    /// Takes a copy.
+    pub(crate) fn still(&self, of: &Standing, slot: impl Fn(u64) -> u64) {
         let (Some(kept), Some(clock)) = (&self.kept, self.clock) else {
             return;
         };
@@ -470,32 +473,49 @@ impl Tape {
         let at = |i: usize| layout::STILL + i;
         let now = clock.read();
         let before = to.get(at(still::SEQ));
+        let count = of.slots.min(still::MAX_SLOTS as u64);
+        let poster = of.poster.unwrap_or_default();
+        let recv = of.recv.map_or([0, 0], |(posted, done)| [posted + 1, done]);
+        let words = [
+            (still::FIRST, of.first),
+            (still::RUNG, of.rung),
+            (still::RECORD, of.record.into()),
+            (still::DOORBELL, of.doorbell),
+            (still::PARKED, of.parked as u64),
+            (still::NEWEST, of.newest),
+            (still::POSTER, poster[0]),
+            (still::POSTER + 1, poster[1]),
+            (still::POSTER + 2, poster[2]),
+            (still::POSTER + 3, poster[3]),
+            (still::RECV_POSTED, recv[0]),
+            (still::RECV_DONE, recv[1]),
+        ];
+        let same = before != 0 && words.iter().all(|&(i, value)| to.get(at(i)) == value);
         // Odd until it is whole, also if the process dies in between.
         to.set(at(still::SEQ), before | 1);
         fence(Ordering::Release);
-        let count = slots.1.min(still::MAX_SLOTS as u64);
-        for (i, value) in [
-            (still::AT, now),
-            (still::FIRST, slots.0),
-            (still::SLOTS, count),
-            (still::RECORD, words.0.into()),
-            (still::DOORBELL, words.1),
-            (still::PARKED, parked as u64),
-        ] {
+        if !same {
+            to.set(at(still::SINCE), now);
+        }
+        to.set(at(still::AT), now);
+        to.set(at(still::SLOTS), count);
+        for (i, value) in words {
             to.set(at(i), value);
         }
-        if let Some((poster, _)) = &kept.poster {
-            // SAFETY: whoever named it promised that it is mapped as long as what keeps it, which is here.
-            let indexes = unsafe { crate::engine::watch::poster(*poster) };
-            for (i, index) in indexes.into_iter().enumerate() {
-                to.set(at(still::POSTER + i), index);
-            }
+        for (i, word) in of.cqe.into_iter().enumerate() {
+            to.set(at(still::CQE + i), word);
         }
-        for i in 0..8 {
-            to.set(at(still::CQE + i as usize), cqe(i));
-        }
-        for (i, word) in note.into_iter().enumerate() {
+        for (i, word) in of.note.into_iter().enumerate() {
             to.set(at(still::NOTE + i), word);
+        }
+        for (number, words, lacks) in [
+            (still::LACKS, still::LACKS_CQE, &of.lacks),
+            (still::RECV_LACKS, still::RECV_LACKS_CQE, &of.recv_lacks),
+        ] {
+            to.set(at(number), lacks.map_or(0, |(index, _)| index + 1));
+            for (i, word) in lacks.map_or([0; 8], |(_, cqe)| cqe).into_iter().enumerate() {
+                to.set(at(words + i), word);
+            }
         }
         for i in 0..count * 8 {
             to.set(at(still::RING + i as usize), slot(i));
@@ -503,4 +523,38 @@ impl Tape {
         to.word(at(still::SEQ))
             .store((before | 1).wrapping_add(1), Ordering::Release);
     }
+
+    /// Has nothing moved since the last copy, as far as the indexes say? Then it is worth to look for what is missing.
+    pub(crate) fn stands(&self, first: u64, rung: u64) -> bool {
+        self.kept.as_ref().is_some_and(|kept| {
+            kept.words.get(layout::STILL + still::FIRST) == first
+                && kept.words.get(layout::STILL + still::RUNG) == rung
+        })
+    }
+}
+
+/// What stands in the memory of a queue pair at one moment.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    pub(crate) parked: Park,
+    /// The record, and the doorbell word.
+    pub(crate) record: u32,
+    pub(crate) doorbell: u64,
+    /// Reserved, ready, rung, consumed.
+    pub(crate) poster: Option<[u64; 4]>,
+    /// Who waits: a [`doorbell_device::layout::WaitNote`].
+    pub(crate) note: [u64; 6],
+    /// The first slot that is not complete, how many such there are, and how many were rung.
+    pub(crate) first: u64,
+    pub(crate) slots: u64,
+    pub(crate) rung: u64,
+    /// One more than the newest slot that a collapsed CQ ought to show.
+    pub(crate) newest: u64,
+    /// The newest CQE.
+    pub(crate) cqe: [u64; 8],
+    /// The first CQE that is not as it was written, and the same of the receives.
+    pub(crate) lacks: Option<(u64, [u64; 8])>,
+    pub(crate) recv_lacks: Option<(u64, [u64; 8])>,
+    /// Receives posted and filled, if there is a queue of them.
+    pub(crate) recv: Option<(u64, u64)>,
 }

@@ -19,7 +19,8 @@ use std::time::Duration;
 use doorbell_wire::{Syndrome, Vendor};
 
 pub use parse::ScriptError;
-pub use run::{Firing, RuleState, ScriptRun};
+pub(crate) use parse::{action_named, action_number};
+pub use run::{Firing, RuleState, ScriptRun, name_rule};
 
 /// A fault script: rules, and a seed for what a rule leaves open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,6 +116,15 @@ impl Action {
         }
     }
 
+    /// How long what it does lasts; `None`: for good, or until something else undoes it.
+    pub(crate) fn lasts(self) -> Option<Duration> {
+        match self {
+            Self::DelayDoorbell(by) | Self::StallEngine(by) => Some(by),
+            Self::WithholdCqe(by) | Self::DropLink(by) => by,
+            _ => None,
+        }
+    }
+
     /// It is about how work is announced.
     pub(crate) fn is_of_doorbells(self) -> bool {
         matches!(self, Self::DropDoorbell | Self::DelayDoorbell(_))
@@ -126,7 +136,7 @@ impl Action {
     }
 
     /// It needs no work request.
-    fn is_of_engines(self) -> bool {
+    pub(crate) fn is_of_engines(self) -> bool {
         matches!(
             self,
             Self::StallEngine(_) | Self::KillEngine | Self::KillProcess | Self::DropLink(_)
@@ -135,13 +145,6 @@ impl Action {
 }
 
 impl Script {
-    /// The rules for the process of this rank (`None`: it has none), those without a rank included.
-    #[must_use]
-    pub fn for_rank(mut self, rank: Option<u32>) -> Self {
-        self.rules.retain(|r| r.rank.is_none() || r.rank == rank);
-        self
-    }
-
     /// No rule?
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
@@ -149,6 +152,11 @@ impl Script {
 }
 
 impl Rule {
+    /// Is it played in the process of this rank?
+    pub(crate) fn is_for(&self, rank: u32) -> bool {
+        self.rank.is_none_or(|theirs| theirs == rank)
+    }
+
     /// The first of its places from `from` on.
     pub(crate) fn next(&self, from: u64) -> Option<u64> {
         let (Place::Send(range) | Place::Receive(range)) = &self.place else {

@@ -23,6 +23,16 @@ pub(super) const ACTIONS: &[&str] = &[
     "kill-peer",
     "drop-link",
 ];
+/// The place of a name in the list of actions.
+pub(crate) fn action_number(name: &str) -> Option<usize> {
+    ACTIONS.iter().position(|a| *a == name)
+}
+
+/// The action in that place.
+pub(crate) fn action_named(number: usize) -> Option<&'static str> {
+    ACTIONS.get(number).copied()
+}
+
 /// Longer scripts are a mistake.
 const MOST_RULES: usize = 1000;
 

@@ -3,12 +3,13 @@
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell_wire::Qpn;
 
 use super::{Place, QpSelect, Rule, Script};
+use crate::record::{self, Store};
 
 /// Firings kept; a rule that fires always would else fill the memory. Counts are exact.
 const KEPT: usize = 256;
@@ -22,8 +23,12 @@ pub(crate) const NEVER: u64 = u64::MAX;
 pub struct ScriptRun {
     script: Script,
     epoch: Instant,
+    /// The rank of this process: rules for another are not played.
+    rank: u32,
     fired: Box<[AtomicU64]>,
     log: Mutex<VecDeque<Firing>>,
+    /// The flight record, which is told of each firing: whoever asks may come when this process is gone.
+    record: Option<Arc<Store>>,
     /// Queue pairs made so far.
     made: AtomicU64,
     pub(crate) cores: Box<[CoreRun]>,
@@ -42,28 +47,66 @@ pub(crate) struct CoreRun {
     pub(crate) held: AtomicUsize,
 }
 
-/// A rule did what it says.
+/// A rule was played.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Firing {
     /// Which rule, from 1.
     pub rule: usize,
     /// The rule's words.
     pub text: String,
+    /// The name of its action, as it is written.
+    pub action: &'static str,
+    /// The engine core that played it.
+    pub core: usize,
     /// At which queue pair; `None`: at the engine.
     pub qpn: Option<Qpn>,
     /// At which work request (`receive`: receive) of it, counted from the connection.
     pub index: Option<u64>,
     /// It is a receive.
     pub receive: bool,
-    /// How long after the HCA was made.
-    pub after: Duration,
+    /// When, nanoseconds of the monotonic clock.
+    pub at_ns: u64,
+    /// Until when what it did lasts, likewise; `None`: for good.
+    pub until_ns: Option<u64>,
+    /// It changed nothing; the note says why.
+    pub idle: bool,
     /// What came of it, where the rule's words do not say.
     pub note: String,
 }
 
+/// Where a rule is played.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct At {
+    pub(crate) core: usize,
+    pub(crate) qpn: Option<Qpn>,
+    pub(crate) index: Option<u64>,
+    pub(crate) receive: bool,
+}
+
+impl At {
+    /// At a work request.
+    pub(crate) fn wqe(core: usize, qpn: Qpn, index: u64) -> Self {
+        Self {
+            core,
+            qpn: Some(qpn),
+            index: Some(index),
+            receive: false,
+        }
+    }
+}
+
+/// How a rule is named wherever one is: `fault script rule 1 (wqe=7: drop-doorbell)`.
+pub fn name_rule(rule: usize, text: &str) -> String {
+    format!("fault script rule {rule} ({text})")
+}
+
 impl fmt::Display for Firing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "fault script rule {} ({}) fired", self.rule, self.text)?;
+        f.write_str(&name_rule(self.rule, &self.text))?;
+        f.write_str(match self.idle {
+            true => " did nothing",
+            false => " fired",
+        })?;
         if let Some(qpn) = self.qpn {
             write!(f, " at QP {:#08x}", qpn.get())?;
         }
@@ -85,6 +128,8 @@ pub struct RuleState {
     pub rule: usize,
     /// Its words.
     pub text: String,
+    /// The rank that it is for, and that of this process, if they differ: it is not played here.
+    pub elsewhere: Option<(u32, u32)>,
     /// How often it fired.
     pub fired: u64,
     /// Its first firing, if that is still remembered.
@@ -93,27 +138,31 @@ pub struct RuleState {
 
 impl fmt::Display for RuleState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.first, self.fired) {
-            (_, 0) => write!(
-                f,
-                "fault script rule {} ({}) has not fired",
-                self.rule, self.text
-            ),
-            (Some(first), 1) => write!(f, "{first}"),
-            (Some(first), n) => write!(f, "{first}; {n} times in all"),
-            (None, n) => write!(
-                f,
-                "fault script rule {} ({}) fired {n} times",
-                self.rule, self.text
-            ),
+        let name = name_rule(self.rule, &self.text);
+        match (&self.first, self.fired, self.elsewhere) {
+            (_, _, Some((theirs, own))) => {
+                write!(f, "{name} is for rank {theirs}, and this is rank {own}")
+            }
+            (_, 0, _) => write!(f, "{name} has not fired"),
+            (Some(first), 1, _) => write!(f, "{first}"),
+            (Some(first), n, _) => write!(f, "{first}; {n} times in all"),
+            (None, n, _) => write!(f, "{name} fired {n} times"),
         }
     }
 }
 
 impl ScriptRun {
-    pub(crate) fn new(script: Script, cores: usize) -> Self {
+    pub(crate) fn new(script: Script, cores: usize, rank: u32, record: Option<Arc<Store>>) -> Self {
         let rules = script.rules.len();
+        if let Some(record) = &record {
+            for (i, rule) in script.rules.iter().enumerate() {
+                let elsewhere = rule.rank.filter(|_| !rule.is_for(rank));
+                record.rule(i, &rule.text, elsewhere);
+            }
+        }
         Self {
+            rank,
+            record,
             epoch: Instant::now(),
             fired: (0..rules).map(|_| AtomicU64::new(0)).collect(),
             log: Mutex::default(),
@@ -149,6 +198,10 @@ impl ScriptRun {
             .map(|(i, rule)| RuleState {
                 rule: i + 1,
                 text: rule.text.clone(),
+                elsewhere: rule
+                    .rank
+                    .filter(|_| !rule.is_for(self.rank))
+                    .map(|theirs| (theirs, self.rank)),
                 fired: self.fired[i].load(Ordering::Relaxed),
                 first: log.iter().find(|f| f.rule == i + 1).cloned(),
             })
@@ -205,7 +258,7 @@ impl ScriptRun {
             .rules
             .iter()
             .enumerate()
-            .filter(|(_, r)| for_it(r) && place(r))
+            .filter(|(_, r)| r.is_for(self.rank) && for_it(r) && place(r))
             .map(|(i, r)| Armed {
                 rule: i,
                 next: r.next(0).unwrap_or(NEVER),
@@ -215,6 +268,9 @@ impl ScriptRun {
 
     /// May the rule fire once more? Counts it if so.
     pub(crate) fn take(&self, rule: usize) -> bool {
+        if !self.script.rules[rule].is_for(self.rank) {
+            return false;
+        }
         let most = self.script.rules[rule].times.unwrap_or(u64::MAX);
         self.fired[rule]
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
@@ -224,20 +280,31 @@ impl ScriptRun {
     }
 
     /// Remembers what a rule did that was taken.
-    pub(crate) fn fired(
-        &self,
-        rule: usize,
-        qpn: Option<Qpn>,
-        at: Option<(u64, bool)>,
-        note: String,
-    ) {
+    pub(crate) fn fired(&self, rule: usize, at: At, note: String) {
+        self.remember(rule, at, note, false);
+    }
+
+    /// Remembers that a rule was taken and could do nothing, and why.
+    pub(crate) fn came_to_nothing(&self, rule: usize, at: At, why: String) {
+        self.remember(rule, at, why, true);
+    }
+
+    fn remember(&self, rule: usize, at: At, note: String, idle: bool) {
+        let at_ns = record::now_ns();
+        let action = self.script.rules[rule].action;
         let firing = Firing {
             rule: rule + 1,
             text: self.script.rules[rule].text.clone(),
-            qpn,
-            index: at.map(|a| a.0),
-            receive: at.is_some_and(|a| a.1),
-            after: self.epoch.elapsed(),
+            action: action.name(),
+            core: at.core,
+            qpn: at.qpn,
+            index: at.index,
+            receive: at.receive,
+            at_ns,
+            until_ns: action
+                .lasts()
+                .map(|by| at_ns.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX))),
+            idle,
             note,
         };
         match self.fired[rule].load(Ordering::Relaxed) {
@@ -245,6 +312,10 @@ impl ScriptRun {
             _ => tracing::debug!("{firing}"),
         }
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = &self.record {
+            // Under the lock: one at a time.
+            record.fired(&firing, self.fired[rule].load(Ordering::Relaxed));
+        }
         if log.len() == KEPT {
             // The first firing of each rule stays: it is what began the trouble.
             let old = (1..log.len())

@@ -3,7 +3,7 @@ use std::time::Duration;
 use doorbell_wire::{Qpn, Syndrome, Vendor};
 
 use super::parse::{ACTIONS, SELECTORS};
-use super::run::corrupt;
+use super::run::{At, corrupt};
 use super::{Action, Place, QpSelect, Script, ScriptError, ScriptRun};
 
 fn script(text: &str) -> Script {
@@ -215,10 +215,10 @@ fn places_come_in_order_and_each_nth_is_the_last_of_n() {
 
 #[test]
 fn counts_seeds_and_ranks() {
-    let run = ScriptRun::new(script("n=2: fail=1; : fail=2"), 1);
+    let run = ScriptRun::new(script("n=2: fail=1; : fail=2"), 1, 0, None);
     let qpn = Qpn::new(0x42).expect("24 bits");
     assert_eq!([run.take(0), run.take(0), run.take(0)], [true, true, false]);
-    run.fired(0, Some(qpn), Some((7, false)), String::new());
+    run.fired(0, At::wqe(0, qpn, 7), String::new());
     let rules: Vec<_> = run.rules().iter().map(ToString::to_string).collect();
     assert_eq!(
         rules,
@@ -230,7 +230,11 @@ fn counts_seeds_and_ranks() {
     // A flood keeps the first of each rule.
     for i in 0..1000 {
         assert!(run.take(1));
-        run.fired(1, Some(qpn), Some((i, true)), "so".into());
+        let at = At {
+            receive: true,
+            ..At::wqe(0, qpn, i)
+        };
+        run.fired(1, at, "so".into());
     }
     assert!(run.firings().len() <= 256);
     assert_eq!(run.rules()[0].first.as_ref().and_then(|f| f.index), Some(7));
@@ -239,20 +243,33 @@ fn counts_seeds_and_ranks() {
             .to_string()
             .contains("receive 0: so; 1000 times")
     );
+}
 
-    let ranked = script(
-        "rank=1: fail=1; fail=2 : fail=2"
-            .replace("fail=2 :", ":")
-            .as_str(),
+#[test]
+fn a_rule_for_another_rank_is_told_and_not_played() {
+    let text = "rank=1: fail=1; : fail=2; rank=7: kill-process";
+    let rules = |rank| {
+        let run = ScriptRun::new(script(text), 1, rank, None);
+        let played = [run.take(0), run.take(1), run.take(2)];
+        let armed = run.rules_of(Qpn::new(1).expect("24 bits"), 0, false);
+        assert_eq!(armed.len(), played.iter().filter(|p| **p).count());
+        let lines: Vec<_> = run.rules().iter().map(ToString::to_string).collect();
+        (played, lines)
+    };
+    let (played, lines) = rules(0);
+    assert_eq!(played, [false, true, false]);
+    // Its number is the same in every process.
+    assert_eq!(
+        lines[0],
+        "fault script rule 1 (rank=1: fail=1) is for rank 1, and this is rank 0"
     );
-    assert_eq!(ranked.clone().for_rank(Some(0)).rules.len(), 1);
-    assert_eq!(ranked.clone().for_rank(None).rules.len(), 1);
-    assert_eq!(ranked.for_rank(Some(1)).rules.len(), 2);
+    assert_eq!(rules(1).0, [true, true, false]);
 }
 
 #[test]
 fn the_seed_decides_which_bit() {
-    let with = |seed: u64| ScriptRun::new(script(&format!("seed={seed}; : corrupt-cqe")), 1);
+    let with =
+        |seed: u64| ScriptRun::new(script(&format!("seed={seed}; : corrupt-cqe")), 1, 0, None);
     let (a, b) = (with(1), with(2));
     let bits = |run: &ScriptRun| (0..64).map(|at| run.mask(0, None, at)).collect::<Vec<_>>();
     assert_eq!(bits(&a), bits(&with(1)));

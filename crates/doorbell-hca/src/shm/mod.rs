@@ -17,7 +17,7 @@ mod live;
 mod mailbox;
 mod peer;
 mod proto;
-mod region;
+pub(crate) mod region;
 mod session;
 mod socket;
 #[cfg(all(test, not(miri)))]

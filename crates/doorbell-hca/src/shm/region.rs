@@ -46,7 +46,8 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
+    /// Maps the first `len` bytes of a file that this process made.
+    pub(crate) fn new(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
         let prot = if writable {
             ProtFlags::READ | ProtFlags::WRITE
         } else {

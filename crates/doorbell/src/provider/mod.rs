@@ -243,6 +243,16 @@ pub trait ProviderQp: Send + Sync {
         None
     }
 
+    /// Where its requests go, and the number of the queue pair there; `None` if it does not tell.
+    fn target(&self) -> Option<(doorbell_hca::record::Target, u32)> {
+        None
+    }
+
+    /// Receives posted and filled since the last reset; `None` if it does not tell, or has no receive queue.
+    fn receives(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// What its RoCE connection has counted, by the names of the rdma tool; nothing if it has none.
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -77,6 +77,7 @@ impl Soft {
                 },
             },
             script: Some(settings.fault.clone()),
+            rank: settings.rank,
             ..HcaConfig::default()
         };
         let hca = Here::new(gpu, Hca::new(config)?);
@@ -537,13 +538,8 @@ impl ProviderQp for SoftQp {
     }
 
     fn state(&self) -> QpState {
-        self.alive(|qp| match qp.state() {
-            hca::QpState::Reset => QpState::Reset,
-            hca::QpState::Ready => QpState::Ready,
-            hca::QpState::Error => QpState::Error,
-            hca::QpState::Destroyed => QpState::Destroyed,
-        })
-        .unwrap_or(QpState::Destroyed)
+        self.alive(|qp| qp.state().into())
+            .unwrap_or(QpState::Destroyed)
     }
 
     fn indexes(&self) -> Option<(u64, u64)> {
@@ -552,6 +548,14 @@ impl ProviderQp for SoftQp {
 
     fn newest_cqe(&self) -> Option<u64> {
         self.alive(HcaQp::newest_cqe).ok()
+    }
+
+    fn target(&self) -> Option<(doorbell_hca::record::Target, u32)> {
+        self.alive(HcaQp::target).ok()
+    }
+
+    fn receives(&self) -> Option<(u64, u64)> {
+        self.alive(HcaQp::receives_so_far).ok().flatten()
     }
 
     fn error(&self) -> ErrorWord {

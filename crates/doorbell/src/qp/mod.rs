@@ -93,6 +93,17 @@ pub enum QpState {
     Destroyed,
 }
 
+impl From<doorbell_hca::QpState> for QpState {
+    fn from(state: doorbell_hca::QpState) -> Self {
+        match state {
+            doorbell_hca::QpState::Reset => Self::Reset,
+            doorbell_hca::QpState::Ready => Self::Ready,
+            doorbell_hca::QpState::Error => Self::Error,
+            doorbell_hca::QpState::Destroyed => Self::Destroyed,
+        }
+    }
+}
+
 impl fmt::Display for QpState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -144,6 +155,16 @@ impl QpInner {
     /// One more than the newest slot whose completion a collapsed CQ ought to show; 0: none yet.
     pub(crate) fn newest_cqe(&self) -> Option<u64> {
         self.provider.newest_cqe()
+    }
+
+    /// Where its requests go, and to which queue pair there, if the provider tells.
+    pub(crate) fn target(&self) -> Option<(doorbell_hca::record::Target, u32)> {
+        self.provider.target()
+    }
+
+    /// Receives posted and filled.
+    pub(crate) fn receives(&self) -> Option<(u64, u64)> {
+        self.provider.receives()
     }
 
     /// How far its poster is, if that lies in memory which the CPU reaches and nobody is exporting at this moment.

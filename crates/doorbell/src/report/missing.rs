@@ -4,39 +4,78 @@
 //! process say which requests for it are written and not complete, and how far each has come. The other end of a queue pair is told from two
 //! numbers that name each other.
 
+use super::firing::Played;
 use super::moment::{moment, span};
-use super::{DeviceReport, PendingReport, ProcessReport, QpReport, WaitReport};
+use super::{Condition, DeviceReport, PendingReport, ProcessReport, QpReport, WaitReport};
 
 /// Fills in what each wait lacks, and what each queue pair's other end says.
 pub fn name(reports: &mut [ProcessReport]) {
+    // What the other end has to do with it comes first: waits quote it.
+    let all: &[ProcessReport] = reports;
+    let ends: Vec<_> = all
+        .iter()
+        .flat_map(|r| &r.devices)
+        .flat_map(|d| &d.qps)
+        .map(|qp| (peer(all, qp), trouble(all, qp)))
+        .collect();
+    let killers: Vec<_> = all.iter().map(|r| killer(all, r)).collect();
+    let mut ends = ends.into_iter();
+    for qp in reports
+        .iter_mut()
+        .flat_map(|r| &mut r.devices)
+        .flat_map(|d| &mut d.qps)
+    {
+        let Some((peer, trouble)) = ends.next() else {
+            break;
+        };
+        qp.peer = peer;
+        if let Some(trouble) = trouble.filter(|t| !qp.verdict.contains(t.as_str())) {
+            qp.verdict.push_str("; ");
+            qp.verdict.push_str(&trouble);
+        }
+    }
+    for (report, killer) in reports.iter_mut().zip(killers) {
+        if let (Some(why), Some(killer)) = (&mut report.post_mortem, killer) {
+            why.push_str("; ");
+            why.push_str(&killer);
+        }
+    }
+    let all: &[ProcessReport] = reports;
     let mut verdicts = Vec::new();
-    let mut peers = Vec::new();
-    for report in reports.iter() {
+    for report in all {
         for device in &report.devices {
             for wait in &device.waits {
-                verdicts.push(verdict(reports, report, device, wait));
-            }
-            for qp in &device.qps {
-                peers.push(peer(reports, qp));
+                verdicts.push(verdict(all, report, device, wait));
             }
         }
     }
-    let (mut verdicts, mut peers) = (verdicts.into_iter(), peers.into_iter());
-    for device in reports.iter_mut().flat_map(|r| &mut r.devices) {
-        for (wait, verdict) in device.waits.iter_mut().zip(&mut verdicts) {
-            wait.verdict = verdict;
-        }
-        for (qp, peer) in device.qps.iter_mut().zip(&mut peers) {
-            qp.peer = peer;
-        }
+    let waits = reports
+        .iter_mut()
+        .flat_map(|r| &mut r.devices)
+        .flat_map(|d| &mut d.waits);
+    for (wait, verdict) in waits.zip(verdicts) {
+        wait.verdict = verdict;
     }
 }
 
-/// `rank 3 (process 4242)`.
+/// What keeps a process from doing anything.
+fn ailing(report: &ProcessReport) -> Option<&'static str> {
+    match report.condition {
+        Condition::Stopped => Some("is stopped (state T)"),
+        Condition::Ended => Some("has ended"),
+        _ => None,
+    }
+}
+
+/// `rank 3 (process 4242)`, `process 4242, which is stopped (state T)`.
 fn who(report: &ProcessReport) -> String {
-    match report.rank {
+    let name = match report.rank {
         Some(rank) => format!("rank {rank} (process {})", report.pid),
         None => format!("process {}", report.pid),
+    };
+    match ailing(report) {
+        Some(what) => format!("{name}, which {what}"),
+        None => name,
     }
 }
 
@@ -45,40 +84,94 @@ fn linked(a: &QpReport, b: &QpReport) -> bool {
     a.peer_qpn == Some(b.qpn) && b.peer_qpn == Some(a.qpn)
 }
 
+/// Does it go to another process?
+fn far(qp: &QpReport) -> bool {
+    matches!(qp.link.as_str(), "shm" | "roce" | "verbs")
+}
+
 /// Does it go to that device?
 fn targets(qp: &QpReport, own: bool, device: &DeviceReport) -> bool {
     match qp.link.as_str() {
         "loopback" => own,
-        "shm" | "roce" => !own && device.qps.iter().any(|other| linked(qp, other)),
-        _ => false,
+        _ => far(qp) && !own && device.qps.iter().any(|other| linked(qp, other)),
     }
+}
+
+/// The queue pair at the other end, its device and process.
+fn end<'a>(
+    reports: &'a [ProcessReport],
+    qp: &QpReport,
+) -> Option<(&'a ProcessReport, &'a DeviceReport, &'a QpReport)> {
+    let devices = reports
+        .iter()
+        .flat_map(|r| r.devices.iter().map(move |d| (r, d)));
+    devices
+        .flat_map(|(r, d)| d.qps.iter().map(move |q| (r, d, q)))
+        .find(|(_, _, other)| linked(qp, other) && !std::ptr::eq(qp, *other))
 }
 
 /// What the other end says of itself.
 fn peer(reports: &[ProcessReport], qp: &QpReport) -> Option<String> {
-    if !matches!(qp.link.as_str(), "shm" | "roce") {
+    let number = qp.peer_qpn.filter(|_| far(qp))?;
+    Some(match end(reports, qp) {
+        Some((report, _, other)) => format!(
+            "QP {number:#08x} of {}: {}, {}",
+            who(report),
+            other.state,
+            other.verdict
+        ),
+        None => {
+            format!("QP {number:#08x}: not reachable, no process of this user on this host has it")
+        }
+    })
+}
+
+/// What at the other end is to blame for a queue pair that waits for it.
+fn trouble(reports: &[ProcessReport], qp: &QpReport) -> Option<String> {
+    if !qp.waits_for_peer {
         return None;
     }
-    let number = qp.peer_qpn?;
-    for report in reports {
-        for other in report.devices.iter().flat_map(|d| &d.qps) {
-            if linked(qp, other) && !std::ptr::eq(qp, other) {
-                let dead = match &report.post_mortem {
-                    Some(why) => format!(" ({why})"),
-                    None => String::new(),
-                };
-                return Some(format!(
-                    "QP {number:#08x} of {}{dead}: {}, {}",
-                    who(report),
-                    other.state,
-                    other.verdict
-                ));
-            }
-        }
+    let (report, device, other) = end(reports, qp)?;
+    let played = Played {
+        all: &device.firings,
+        now: report.at_ns,
+        over: report.condition == Condition::Ended,
+    };
+    let name = match report.rank {
+        Some(rank) => format!("its peer, rank {rank} (process {}),", report.pid),
+        None => format!("its peer, process {},", report.pid),
+    };
+    if let Some(what) = ailing(report) {
+        return Some(format!("{name} {what}"));
     }
-    Some(format!(
-        "QP {number:#08x}: not reachable, no process of this user on this host has it"
-    ))
+    let core = device.cores.iter().find(|c| Some(c.number) == other.core);
+    if let Some(dead) = core.and_then(|c| c.dead.as_ref()) {
+        return Some(format!("{name} has lost its engine core: {dead}"));
+    }
+    if let Some(why) = played.stall(other.core) {
+        return Some(format!("{name} has its engine core stalled: {why}"));
+    }
+    let link = (qp.link == "roce").then(|| played.link(other.core));
+    let link = link.flatten()?;
+    Some(format!("{name} hears nothing: {link}"))
+}
+
+/// Who killed a process.
+fn killer(reports: &[ProcessReport], dead: &ProcessReport) -> Option<String> {
+    if dead.condition != Condition::Ended {
+        return None;
+    }
+    reports.iter().find_map(|report| {
+        let name = report.devices.iter().find_map(|d| {
+            let played = Played {
+                all: &d.firings,
+                now: report.at_ns,
+                over: false,
+            };
+            played.killed(dead.pid)
+        })?;
+        Some(format!("{name} of process {} killed it", report.pid))
+    })
 }
 
 fn verdict(
@@ -87,48 +180,137 @@ fn verdict(
     device: &DeviceReport,
     wait: &WaitReport,
 ) -> String {
-    let since = match (wait.since_ns, wait.over) {
-        (0, true) => ", and gave up at its deadline".to_owned(),
-        (0, false) => String::new(),
-        (ns, over) => format!(
-            "{}{}",
-            match over {
-                true => ", and gave up after ",
-                false => ", for ",
-            },
-            span(report.at_ns.saturating_sub(ns))
-        ),
+    let ended = report.condition == Condition::Ended;
+    let lasted = match (wait.over, ended) {
+        (true, _) => wait.lasted_ns,
+        (false, true) => report.alive_ns.saturating_sub(wait.since_ns),
+        (false, false) => report.at_ns.saturating_sub(wait.since_ns),
+    };
+    let since = match (wait.over, lasted) {
+        (true, 0) => ", and gave up at its deadline".to_owned(),
+        (true, ns) => format!(", and gave up after {}", span(ns)),
+        (false, ns) => format!(", for {}", span(ns)),
     };
     let thread = wait
         .thread
         .map_or(String::new(), |t| format!(", thread {t},"));
+    let waits = match ended || wait.over {
+        true => "waited",
+        false => "waits",
+    };
+    let head = format!("{}{thread} {waits} for ", who(report));
     match wait.kind.as_str() {
-        "word" => word(reports, report, device, wait, &thread, &since),
+        "word" => word(reports, report, device, wait, &head, &since),
         "receive" => format!(
-            "{}{thread} waits for receive {} of QP {:#08x}{since}: {}",
-            who(report),
+            "{head}receive {} of QP {:#08x}{since}: {}",
             wait.wanted,
             wait.at,
-            own(device, wait.at)
+            receive(reports, report, device, wait)
         ),
         _ => format!(
-            "{}{thread} waits for WQE {} of QP {:#08x} and {} are complete{since}: {}",
-            who(report),
+            "{head}WQE {} of QP {:#08x}{since}, having seen {} complete: {}",
             wait.wanted,
             wait.at,
             wait.have,
-            own(device, wait.at)
+            ticket(device, wait)
         ),
     }
 }
 
-/// What is said of a queue pair of the waiting process.
-fn own(device: &DeviceReport, qpn: u64) -> String {
-    device
-        .qps
-        .iter()
-        .find(|q| u64::from(q.qpn) == qpn)
-        .map_or("it is gone".to_owned(), |q| q.verdict.clone())
+/// A queue pair of the waiting process.
+fn own(device: &DeviceReport, qpn: u64) -> Option<&QpReport> {
+    device.qps.iter().find(|q| u64::from(q.qpn) == qpn)
+}
+
+fn ticket(device: &DeviceReport, wait: &WaitReport) -> String {
+    let Some(qp) = own(device, wait.at) else {
+        return "it is gone".to_owned();
+    };
+    match qp.engine {
+        Some(engine) if !qp.stuck && !qp.moving && wait.wanted < engine.completed => {
+            "it is complete, and its waiter has not looked since".to_owned()
+        }
+        _ => qp.verdict.clone(),
+    }
+}
+
+/// What a receive that is not filled lacks: the message that was not sent.
+fn receive(
+    reports: &[ProcessReport],
+    report: &ProcessReport,
+    device: &DeviceReport,
+    wait: &WaitReport,
+) -> String {
+    let Some(qp) = own(device, wait.at) else {
+        return "it is gone".to_owned();
+    };
+    let core = device.cores.iter().find(|c| Some(c.number) == qp.core);
+    if qp.error.is_some() || core.is_some_and(|c| c.dead.is_some()) {
+        return qp.verdict.clone();
+    }
+    let Some(recv) = qp.recv else {
+        return "how many receives were posted and filled is not known".to_owned();
+    };
+    if wait.wanted < recv.done {
+        return match (&qp.recv_lacks, qp.recv_lacks_at) {
+            (Some(_), Some(at)) if at <= wait.wanted && qp.stuck => qp.verdict.clone(),
+            (Some(lacks), Some(at)) if at <= wait.wanted => lacks.clone(),
+            _ => "it is filled, and its waiter has not looked since".to_owned(),
+        };
+    }
+    if wait.wanted >= recv.posted {
+        return format!("it was not posted: {} receives were", recv.posted);
+    }
+    let had = format!(
+        "no message has come for it, {} have for those before",
+        recv.done
+    );
+    let played = Played {
+        all: &device.firings,
+        now: report.at_ns,
+        over: false,
+    };
+    // Packets and messages of other processes come by way of this one's engine.
+    if let Some(why) = played.stall(qp.core).filter(|_| far(qp)) {
+        return format!("{had}: its own engine core is stalled: {why}");
+    }
+    let sender = match qp.link.as_str() {
+        "loopback" => device
+            .qps
+            .iter()
+            .find(|other| other.link == "loopback" && other.peer_qpn == Some(qp.qpn))
+            .map(|other| (report, other)),
+        _ => end(reports, qp).map(|(report, _, other)| (report, other)),
+    };
+    let Some((report, sender)) = sender else {
+        return match qp.peer_qpn {
+            Some(number) => format!(
+                "{had}, and its sender, QP {number:#08x}, is not reachable: no process of this user on this host has it"
+            ),
+            None => format!("{had}, and it is not connected"),
+        };
+    };
+    let name = format!("{}, QP {:#08x}", who(report), sender.qpn);
+    if let Some(first) = sender.pending.iter().find(|p| p.takes) {
+        return format!(
+            "{had}: the missing message is {name}, WQE {} ({}), {}",
+            first.index,
+            first.what,
+            stage(sender, first)
+        );
+    }
+    if sender.stuck {
+        return format!("{had}: {name}: {}", sender.verdict);
+    }
+    let next = sender
+        .poster
+        .map(|p| p.reserved)
+        .max(sender.posted)
+        .max(sender.engine.map(|e| e.rung));
+    let next = next.map_or(String::new(), |n| {
+        format!(" that would be its WQE {n}, after {n} that are complete")
+    });
+    format!("{had}: the missing message was not sent: {name}, has posted none{next}")
 }
 
 fn word(
@@ -136,7 +318,7 @@ fn word(
     report: &ProcessReport,
     device: &DeviceReport,
     wait: &WaitReport,
-    thread: &str,
+    head: &str,
     since: &str,
 ) -> String {
     // As requests name it: key and address.
@@ -161,13 +343,21 @@ fn word(
             )
         });
     let head = format!(
-        "{}{thread} waits for {place} >= {} and has {}{since}",
-        who(report),
-        wait.wanted,
-        wait.have
+        "{head}{place} >= {} and has {}{since}",
+        wait.wanted, wait.have
     );
     if names.is_empty() {
-        return format!("{head}: no region holds that word, so no request can reach it");
+        return match (device.recorded, device.left_out.0) {
+            (false, _) => format!(
+                "{head}: its flight recorder is off (DOORBELL_RECORD=off), so its regions are not known, nor which requests reach that word"
+            ),
+            (true, 0) => {
+                format!("{head}: no region holds that word, so no request can reach it")
+            }
+            (true, more) => format!(
+                "{head}: no region that is recorded holds that word; {more} more had no place in the record"
+            ),
+        };
     }
     let mut found: Vec<(u64, String)> = Vec::new();
     let mut failed = Vec::new();
@@ -195,8 +385,13 @@ fn word(
                             stage(qp, first)
                         ),
                     ));
-                } else if let Some(error) = &qp.error {
-                    failed.push(format!("QP {:#08x} of {}: {error}", qp.qpn, who(their)));
+                } else if qp.error.is_some() {
+                    failed.push(format!(
+                        "QP {:#08x} of {}: {}",
+                        qp.qpn,
+                        who(their),
+                        qp.verdict
+                    ));
                 }
             }
         }
@@ -215,23 +410,34 @@ fn word(
         ),
         (None, None) => format!(
             "{head}: no request for it is on its way in any process that was reached{}",
-            match idle(reports, report, device) {
-                Some(other) => format!("; {other}, which is connected to it, waits itself"),
-                None => ": it was not posted, or its poster is on another host or gone".to_owned(),
-            }
+            neighbour(reports, report, device)
         ),
     }
 }
 
-/// Somebody who is connected to the device and waits too: what is missing there is missing here.
-fn idle(reports: &[ProcessReport], own: &ProcessReport, device: &DeviceReport) -> Option<String> {
-    reports.iter().find_map(|their| {
-        let waits = their.devices.iter().any(|d| {
-            let same = their.pid == own.pid && d.id == device.id;
-            !same && !d.waits.is_empty() && d.qps.iter().any(|q| targets(q, same, device))
-        });
-        waits.then(|| who(their))
-    })
+/// Of the processes that are connected to the device, the one that is most likely to be the reason.
+fn neighbour(reports: &[ProcessReport], own: &ProcessReport, device: &DeviceReport) -> String {
+    let connected = || {
+        reports.iter().filter(|their| {
+            their.devices.iter().any(|d| {
+                let same = their.pid == own.pid && d.id == device.id;
+                !same && d.qps.iter().any(|q| targets(q, same, device))
+            })
+        })
+    };
+    if let Some(their) = connected().find(|r| ailing(r).is_some()) {
+        return format!("; {}, is connected to it", who(their));
+    }
+    if let Some(their) = connected().find(|r| r.devices.iter().any(|d| !d.waits.is_empty())) {
+        return format!("; {}, which is connected to it, waits itself", who(their));
+    }
+    if let Some(their) = connected().find(|r| r.devices.iter().any(|d| !d.recorded)) {
+        return format!(
+            "; {}, which is connected to it, has its flight recorder off: what it has written and not rung is not seen",
+            who(their)
+        );
+    }
+    ": it was not posted, or its poster is on another host or gone".to_owned()
 }
 
 fn inside(request: &PendingReport, addr: u64) -> bool {
@@ -244,17 +450,26 @@ fn stage(qp: &QpReport, request: &PendingReport) -> String {
     let posted = request
         .posted_ns
         .map_or(String::new(), |ns| format!("posted at {}, ", moment(ns)));
-    let rung = qp.engine.map_or(0, |e| e.rung);
     if let Some(error) = &qp.error {
         return format!("{posted}which will not be executed: {error}");
     }
-    if request.index < rung {
-        return format!("{posted}rung and not complete: {}", qp.verdict);
+    let rung = qp.engine.map_or(0, |e| e.rung);
+    let by_poster = qp.poster.is_some_and(|p| request.index < p.rung);
+    let how = match (request.index < rung, by_poster) {
+        (true, _) => "rung and is not complete",
+        (false, true) => "rung, and the engine saw no doorbell for it",
+        (false, false) => "not covered by any doorbell",
+    };
+    // The queue pair's own sentence says why, and may begin with the same.
+    let same = how
+        .split(',')
+        .next()
+        .is_some_and(|h| qp.verdict.contains(h));
+    match (same, qp.stuck) {
+        (true, _) => format!("{posted}{}", qp.verdict),
+        (false, true) => format!("{posted}{how}: {}", qp.verdict),
+        (false, false) => format!("{posted}{how}"),
     }
-    if qp.poster.is_some_and(|p| request.index < p.rung) {
-        return format!("{posted}rung, and the engine saw no doorbell for it");
-    }
-    format!("{posted}not covered by any doorbell")
 }
 
 #[cfg(test)]
@@ -298,6 +513,7 @@ mod tests {
             addr,
             len: 8,
             writes: true,
+            takes: false,
             posted_ns: None,
         }
     }
@@ -322,6 +538,7 @@ mod tests {
             since_ns: 7_000_000_000,
             thread: None,
             over: false,
+            lasted_ns: 0,
             verdict: String::new(),
         });
         let mut poster = process(100, 1, vec![qp(0x42, 0x77, "shm")]);

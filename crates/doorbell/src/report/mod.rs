@@ -5,29 +5,32 @@
 //! pair is looked at twice, and only of one that stands still a [verdict](QpReport::verdict) says what is missing.
 //! [`server`] gives reports to other processes of the same user.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use doorbell_device::layout::CqKind;
 use doorbell_hca as rec;
 use doorbell_hca::record::QpRecord;
-use doorbell_wire::cqe::{Cqe, CqeTail, ErrorCqe};
-use doorbell_wire::{Chunk, Ctrl, Dump, Opcode};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, Inner};
-use crate::faults::Firing;
-use crate::qp::{Handler, QpCore, QpCounters, QpState};
+use crate::qp::{QpCore, QpCounters};
+use firing::Played;
+use queue::Facts;
+use verdict::Ground;
 
 mod cqes;
+mod firing;
 mod latency;
 pub mod missing;
 pub mod moment;
 mod parts;
 pub mod postmortem;
+mod queue;
 pub mod server;
 pub mod trace;
 mod verdict;
 
+pub use firing::FiringReport;
 pub use latency::quantile;
 pub use parts::{EventReport, KernelReport, PendingReport, RegionReport, WaitReport};
 
@@ -46,6 +49,7 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     const PATIENCE: Duration = Duration::from_millis(500);
     let own = server::own(true);
     let pid = own.pid;
+    let recorded = own.devices.iter().all(|d| d.recorded);
     let mut reports = vec![own];
     reports.extend(server::find_others(Some(pid), server::FULL, PATIENCE).0);
     missing::name(&mut reports);
@@ -78,9 +82,32 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
         ));
     }
     if lines.is_empty() {
-        lines.push("no wait and no queue pair of this process lacks anything".to_owned());
+        lines.push(match recorded {
+            true => NOTHING.to_owned(),
+            false => format!("{NOTHING}, as far as can be told without a flight recorder (DOORBELL_RECORD=off): who waits for a word, and what is written and not rung, is not seen"),
+        });
     }
     lines
+}
+
+/// How the only line of a [diagnosis](Device::diagnosis) begins that found nothing.
+pub const NOTHING: &str = "no wait and no queue pair of this process lacks anything";
+
+/// What a process does whose report it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Condition {
+    /// It runs, and answered for itself.
+    #[default]
+    Runs,
+    /// It runs and did not answer.
+    Silent,
+    /// It is stopped, by a signal or a debugger.
+    Stopped,
+    /// It is dead.
+    Ended,
+    /// It is in another PID namespace, from which nothing is known.
+    Elsewhere,
 }
 
 /// Everything that a process has.
@@ -105,6 +132,12 @@ pub struct ProcessReport {
     /// Why it did not answer for itself, if this was read from its flight record.
     #[serde(default)]
     pub post_mortem: Option<String>,
+    /// What it does.
+    #[serde(default)]
+    pub condition: Condition,
+    /// When it was last seen to be alive, nanoseconds of the monotonic clock; of one that runs, `at_ns`.
+    #[serde(default)]
+    pub alive_ns: u64,
     /// Open devices.
     pub devices: Vec<DeviceReport>,
 }
@@ -137,14 +170,30 @@ pub struct DeviceReport {
     /// What became of each rule of the fault script that is played.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// Each time that one was played, as far as it is remembered, oldest first.
+    #[serde(default)]
+    pub firings: Vec<FiringReport>,
+    /// A flight recorder is on. Without one regions, waits and what is written and not rung are not known.
+    #[serde(default = "yes")]
+    pub recorded: bool,
+    /// Regions and queue pairs for which it had no room.
+    #[serde(default)]
+    pub left_out: (u64, u64),
     /// The latest kernels.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// An engine core.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreReport {
+    /// Its number.
+    #[serde(default)]
+    pub number: u64,
     /// Why it is dead, if it is.
     pub dead: Option<String>,
     /// Rounds so far: its heartbeat.
@@ -219,9 +268,21 @@ pub struct QpReport {
     /// The latest events, oldest first.
     #[serde(default)]
     pub events: Vec<EventReport>,
-    /// A completion that the engine wrote and that is not in the CQ, or not as it was written.
+    /// A completion that the engine wrote and that is not in the CQ, or not as it was written; and of which slot.
     #[serde(default)]
     pub lacks: Option<String>,
+    /// See above.
+    #[serde(default)]
+    pub lacks_at: Option<u64>,
+    /// Its receive queue, if it has one.
+    #[serde(default)]
+    pub recv: Option<Receives>,
+    /// As `lacks`, of a receive.
+    #[serde(default)]
+    pub recv_lacks: Option<String>,
+    /// See above.
+    #[serde(default)]
+    pub recv_lacks_at: Option<u64>,
     /// What a fault script did to it.
     #[serde(default)]
     pub faults: Vec<String>,
@@ -229,6 +290,9 @@ pub struct QpReport {
     pub moving: bool,
     /// It stands still with work to do, or it has failed.
     pub stuck: bool,
+    /// For something that the other end is to do.
+    #[serde(default)]
+    pub waits_for_peer: bool,
     /// What it does, or what it lacks.
     pub verdict: String,
 }
@@ -255,27 +319,82 @@ pub struct Seen {
     pub completed: u64,
 }
 
+/// Receives, since the last reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receives {
+    /// Posted.
+    pub posted: u64,
+    /// Filled by messages.
+    pub done: u64,
+}
+
 impl Device {
     /// Looks at everything twice, `apart` from each other, and says what moves and what does not.
     pub fn report(&self, apart: Duration) -> DeviceReport {
-        let first = look(&self.inner);
+        let first = Motion::of(&self.inner);
         std::thread::sleep(apart);
-        settle(&first, look(&self.inner))
+        look(&self.inner, &first)
+    }
+}
+
+/// What moves, at a first look.
+struct Motion {
+    rounds: Vec<u64>,
+    qps: HashMap<u32, Indexes>,
+}
+
+/// What changes if anything is done with a queue pair.
+#[derive(PartialEq)]
+struct Indexes {
+    poster: Option<Poster>,
+    engine: Option<Seen>,
+    counters: QpCounters,
+}
+
+impl Indexes {
+    fn of(qp: &QpCore) -> Self {
+        Self {
+            poster: qp.inner.progress().map(|p| Poster {
+                reserved: p.reserved,
+                ready: p.ready,
+                rung: p.rung,
+                consumed: p.completed,
+            }),
+            engine: qp
+                .inner
+                .indexes()
+                .map(|(rung, completed)| Seen { rung, completed }),
+            counters: qp.counters(),
+        }
+    }
+}
+
+impl Motion {
+    fn of(device: &Inner) -> Self {
+        let cores = device.soft.iter().flat_map(|soft| soft.hca().health());
+        Self {
+            rounds: cores.map(|core| core.rounds).collect(),
+            qps: device
+                .queue_pairs()
+                .iter()
+                .map(|qp| (qp.qpn(), Indexes::of(qp)))
+                .collect(),
+        }
     }
 }
 
 /// How long an engine core may take to say what its connections counted.
 const ANSWER: Duration = Duration::from_millis(100);
 
-/// One look.
-fn look(device: &Inner) -> DeviceReport {
+/// A look at everything, with what an earlier one told.
+fn look(device: &Inner, first: &Motion) -> DeviceReport {
     let info = device.gpu.info();
+    let host = info.backend == doorbell_gpu::Backend::Host;
     let record = device.soft.as_ref().and_then(|soft| soft.hca().record());
     let cores = match &device.soft {
         Some(soft) => soft.hca().health(),
         None => Vec::new(),
     };
-    let firings = device.firings();
     // Connections count in their engine core; one that does not answer would be waited for at every queue pair.
     let answers = match (&device.soft, device.provider.roce_describe().is_empty()) {
         (Some(soft), false) => (0..cores.len())
@@ -284,55 +403,78 @@ fn look(device: &Inner) -> DeviceReport {
         _ => Vec::new(),
     };
     let counts = |core: Option<usize>| core.is_some_and(|c| answers.get(c) == Some(&true));
-    DeviceReport {
-        latencies: Vec::new(),
+    let cores: Vec<_> = cores
+        .into_iter()
+        .enumerate()
+        .map(|(i, core)| CoreReport {
+            number: i as u64,
+            dead: core.dead,
+            rounds: core.rounds,
+            rounds_since: core
+                .rounds
+                .saturating_sub(first.rounds.get(i).copied().unwrap_or(0)),
+            qps: core.qps as u64,
+            counters: named(&[
+                ("busy_rounds", core.counters.busy_rounds),
+                ("turns", core.counters.turns),
+                ("sleeps", core.counters.sleeps),
+                ("errors", core.counters.errors),
+            ]),
+            cpu_ns: core.thread.and_then(thread_cpu_ns),
+            seen_ns: record
+                .as_ref()
+                .and_then(|r| r.cores.get(i))
+                .map_or(0, |c| c.seen_ns),
+        })
+        .collect();
+    let firings: Vec<_> = device.firings().iter().map(FiringReport::of).collect();
+    // A block that was given back may name the same queue pair.
+    let recorded: HashMap<u32, &QpRecord> = record
+        .iter()
+        .flat_map(|r| &r.qps)
+        .filter(|r| r.state != rec::QpState::Destroyed)
+        .map(|r| (r.qpn, r))
+        .collect();
+    let now = doorbell_hca::record::now_ns();
+    let caller_driven = device.settings.hca_cores == crate::HcaCores::Caller;
+    let qps: Vec<_> = device
+        .queue_pairs()
+        .iter()
+        .map(|one| {
+            let indexes = Indexes::of(one);
+            let moving = first.qps.get(&one.qpn()).is_some_and(|f| *f != indexes);
+            let mut qp = queue_pair(one, indexes, recorded.get(&one.qpn()).copied());
+            if counts(one.core()) {
+                qp.roce = owned(one.roce_counters());
+            }
+            let ground = Ground {
+                moving,
+                core: qp.core.and_then(|c| cores.get(c as usize)),
+                caller_driven,
+                recorded: record.is_some(),
+                condition: Condition::Runs,
+                stood_ns: None,
+                played: Played {
+                    all: &firings,
+                    now,
+                    over: false,
+                },
+            };
+            verdict::of(&qp, &ground).onto(&mut qp);
+            qp
+        })
+        .collect();
+    let mut report = DeviceReport {
+        latencies: latency::of(&qps, now),
         id: device.provider.id(),
-        gpu: match info.backend {
-            doorbell_gpu::Backend::Host => "host".to_owned(),
-            doorbell_gpu::Backend::Cuda => info.name.clone(),
+        gpu: match host {
+            true => "host".to_owned(),
+            false => info.name.clone(),
         },
-        caller_driven: device.settings.hca_cores == crate::HcaCores::Caller,
-        cores: cores
-            .into_iter()
-            .enumerate()
-            .map(|(i, core)| CoreReport {
-                dead: core.dead,
-                rounds: core.rounds,
-                rounds_since: 0,
-                qps: core.qps as u64,
-                counters: named(&[
-                    ("busy_rounds", core.counters.busy_rounds),
-                    ("turns", core.counters.turns),
-                    ("sleeps", core.counters.sleeps),
-                    ("errors", core.counters.errors),
-                ]),
-                cpu_ns: core.thread.and_then(thread_cpu_ns),
-                seen_ns: record
-                    .as_ref()
-                    .and_then(|r| r.cores.get(i))
-                    .map_or(0, |c| c.seen_ns),
-            })
-            .collect(),
+        caller_driven,
+        cores,
         kernels: device.kernels(),
-        qps: device
-            .queue_pairs()
-            .iter()
-            .map(|one| {
-                // A block that was given back may name the same queue pair.
-                let of = |r: &&QpRecord| r.qpn == one.qpn() && r.state != rec::QpState::Destroyed;
-                let mut qp = qp(one, record.as_ref().and_then(|r| r.qps.iter().find(of)));
-                if counts(one.core()) {
-                    qp.roce = owned(one.roce_counters());
-                }
-                let here = |f: &&Firing| f.qpn.is_some_and(|q| q.get() == qp.qpn);
-                qp.faults = firings
-                    .iter()
-                    .filter(here)
-                    .map(ToString::to_string)
-                    .collect();
-                qp
-            })
-            .collect(),
+        qps,
         roce: match !answers.is_empty() && answers.iter().all(|yes| *yes) {
             true => owned(device.provider.roce_counters()),
             false => Vec::new(),
@@ -348,31 +490,26 @@ fn look(device: &Inner) -> DeviceReport {
             .map(WaitReport::of)
             .chain(device.queue_pairs().iter().filter_map(|qp| {
                 let note = qp.inner.read_note()?;
-                // A GPU's clock is its own; host threads use one that began with the process.
-                let host = info.backend == doorbell_gpu::Backend::Host;
-                WaitReport::noted(note, host.then(doorbell_device::host::clock_ns))
+                WaitReport::noted(note, now)
             }))
             .collect(),
         faults: device.faults().iter().map(ToString::to_string).collect(),
-    }
+        firings,
+        recorded: record.is_some(),
+        left_out: record.as_ref().map_or((0, 0), |r| r.left_out),
+    };
+    tell_faults(&mut report, &device.firings());
+    report
 }
 
-/// The later look, with what the earlier one tells.
-fn settle(first: &DeviceReport, mut now: DeviceReport) -> DeviceReport {
-    now.latencies = latency::of(&now.qps, doorbell_hca::record::now_ns());
-    for (i, core) in now.cores.iter_mut().enumerate() {
-        let before = first.cores.get(i).map_or(0, |c| c.rounds);
-        core.rounds_since = core.rounds.saturating_sub(before);
+/// What a script did to each queue pair, in words.
+fn tell_faults(device: &mut DeviceReport, firings: &[crate::faults::Firing]) {
+    for firing in firings {
+        let here = |q: &&mut QpReport| firing.qpn.is_some_and(|n| n.get() == q.qpn);
+        if let Some(qp) = device.qps.iter_mut().find(here) {
+            qp.faults.push(firing.to_string());
+        }
     }
-    for at in 0..now.qps.len() {
-        let qp = &now.qps[at];
-        let core = qp.core.and_then(|c| now.cores.get(c as usize));
-        let before = first.qps.iter().find(|q| q.qpn == qp.qpn);
-        let (moving, stuck, verdict) = verdict::of(qp, before, core, now.caller_driven);
-        let qp = &mut now.qps[at];
-        (qp.moving, qp.stuck, qp.verdict) = (moving, stuck, verdict);
-    }
-    now
 }
 
 /// Processor time of a thread of this process: the first number of its `schedstat`.
@@ -392,62 +529,35 @@ fn owned(counters: Vec<(&'static str, u64)>) -> Vec<(String, u64)> {
     named(&counters)
 }
 
-fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
-    let counters: QpCounters = qp.counters();
-    let engine = qp
-        .inner
-        .indexes()
-        .map(|(rung, completed)| Seen { rung, completed });
-    let poster = qp.inner.progress().map(|p| Poster {
-        reserved: p.reserved,
-        ready: p.ready,
-        rung: p.rung,
-        consumed: p.completed,
-    });
-    let events = record.map(parts::events).unwrap_or_default();
-    let (link, peer_qpn) = record.map(parts::link).unwrap_or_default();
-    let posted = record.map(|r| r.posted);
-    let pending = engine.map_or(Vec::new(), |engine| {
-        let end = engine
-            .rung
-            .max(poster.map_or(0, |p| p.ready))
-            .max(posted.unwrap_or(0))
-            .min(engine.completed + u64::from(qp.depth()));
-        parts::pending(qp.qpn(), (engine.completed, end), &events, |at| {
-            qp.peek_wqe(at).ok()
-        })
-    });
-    QpReport {
+/// A queue pair of this process.
+fn queue_pair(qp: &QpCore, indexes: Indexes, record: Option<&QpRecord>) -> QpReport {
+    let counters = indexes.counters;
+    let target = qp.inner.target();
+    Facts {
         qpn: qp.qpn(),
         cqn: qp.cq().cqn(),
         core: qp.core().map(|c| c as u64),
-        state: qp.state().to_string(),
+        state: qp.state(),
         depth: qp.depth(),
-        handler: qp.handler().to_string(),
-        cq: match qp.cq().kind() {
-            CqKind::PerSlot => "per-slot",
-            CqKind::Collapsed => "collapsed",
-        }
-        .to_owned(),
-        poster,
-        engine,
-        record: qp
-            .peek_record()
-            .ok()
-            .map(|bytes| doorbell_wire::db::parse_record(u32::from_ne_bytes(bytes))),
-        doorbell: qp.peek_doorbell().ok().map(|bytes| {
-            let word = u64::from_ne_bytes(bytes);
-            match qp.handler() {
-                Handler::Producer => word,
-                Handler::Record | Handler::Only => doorbell_wire::db::parse(word).0.into(),
-            }
-        }),
-        next: next(qp, engine, poster, posted),
-        cqe: engine.and_then(|engine| cqe(qp, engine)),
-        error: match qp.state() {
-            QpState::Destroyed => None,
-            _ => qp.error().map(|fault| fault.to_string()),
-        },
+        handler: qp.handler(),
+        cq: qp.cq().kind(),
+        link: target.map(parts::link).unwrap_or_default(),
+        poster: indexes.poster,
+        engine: indexes.engine,
+        record: qp.peek_record().ok().map(u32::from_ne_bytes),
+        doorbell: qp.peek_doorbell().ok().map(u64::from_ne_bytes),
+        posted: record.map(|r| r.posted),
+        parked: record
+            .and_then(|r| r.still.as_ref())
+            .and_then(parts::parked),
+        error: qp.error(),
+        newest: qp.inner.newest_cqe(),
+        recv: qp
+            .inner
+            .receives()
+            .map(|(posted, done)| Receives { posted, done }),
+        recv_depth: qp.recv_depth(),
+        events: record.map(parts::events).unwrap_or_default(),
         counters: named(&[
             ("doorbells", counters.doorbells),
             ("slots_rung", counters.slots_rung),
@@ -461,79 +571,9 @@ fn qp(qp: &QpCore, record: Option<&QpRecord>) -> QpReport {
             ("flushed", counters.flushed),
             ("faults", counters.faults),
         ]),
-        roce: Vec::new(),
-        link,
-        peer_qpn,
-        peer: None,
-        posted,
-        parked: record
-            .and_then(|r| r.still.as_ref())
-            .filter(|s| s.parked != rec::record::Park::None)
-            .map(|s| s.parked.text().to_owned()),
-        pending,
-        events,
-        lacks: engine.and_then(|engine| cqes::lacking(qp, engine, poster)),
-        faults: Vec::new(),
-        moving: false,
-        stuck: false,
-        verdict: String::new(),
+        slot: &|at| qp.peek_wqe(at).ok(),
+        cqe: &|at| qp.cq().peek(at as u32).ok(),
+        recv_cqe: &|at| qp.recv_cq()?.peek(at as u32).ok(),
     }
-}
-
-/// The first WQE that is not complete, if one was handed out.
-fn next(
-    qp: &QpCore,
-    engine: Option<Seen>,
-    poster: Option<Poster>,
-    posted: Option<u64>,
-) -> Option<String> {
-    let engine = engine?;
-    let written = poster
-        .map_or(0, |p| p.reserved)
-        .max(engine.rung)
-        .max(posted.unwrap_or(0));
-    if engine.completed >= written {
-        return None;
-    }
-    next_text(|slot| qp.peek_wqe(engine.completed + slot).ok())
-}
-
-/// A WQE of two slots at most, decoded.
-fn next_text(slot: impl Fn(u64) -> Option<[u8; 64]>) -> Option<String> {
-    let mut chunks = Vec::new();
-    for at in 0..2 {
-        // A copy may end behind the first.
-        let bytes = slot(at).or((at == 1).then_some([0; 64]))?;
-        chunks.extend(bytes.as_chunks::<16>().0.iter().map(Chunk::from_bytes));
-    }
-    let ds = usize::from(Ctrl::parse(chunks[0]).ds).clamp(1, chunks.len());
-    Some(Dump(&chunks[..ds]).to_string().trim_end().to_owned())
-}
-
-/// The CQE of the WQE that completed last.
-fn cqe(qp: &QpCore, engine: Seen) -> Option<String> {
-    let last = engine.completed.checked_sub(1)? as u32;
-    let bytes = qp.cq().peek(last).ok()?;
-    Some(cqe_text(&bytes))
-}
-
-/// A CQE in words, with its last bytes.
-fn cqe_text(bytes: &[u8; 64]) -> String {
-    let (pieces, _) = bytes.as_chunks::<16>();
-    let chunks: [Chunk; 4] = std::array::from_fn(|i| Chunk::from_bytes(&pieces[i]));
-    let words = match ErrorCqe::parse(&chunks) {
-        Some(e) => format!(
-            "WQE {} failed: {}, vendor syndrome {}",
-            e.tail.wqe_counter(),
-            e.syndrome,
-            e.vendor
-        ),
-        None if CqeTail::of(chunks[3]).is_invalid() => "nothing written yet".to_owned(),
-        None => {
-            let cqe = Cqe::parse(&chunks);
-            let opcode = Opcode::try_from(cqe.opcode).map_or("unknown opcode", Opcode::name);
-            format!("WQE {} completed: {opcode}", cqe.tail.wqe_counter())
-        }
-    };
-    format!("{words}\n  30: {:?}", chunks[3])
+    .report()
 }

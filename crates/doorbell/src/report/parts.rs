@@ -88,6 +88,9 @@ pub struct PendingReport {
     pub len: u64,
     /// It changes them.
     pub writes: bool,
+    /// It takes a receive at the target.
+    #[serde(default)]
+    pub takes: bool,
     /// When the engine first saw it, rung or not.
     pub posted_ns: Option<u64>,
 }
@@ -147,12 +150,15 @@ pub struct WaitReport {
     pub wanted: u64,
     /// What was there when it last looked.
     pub have: u64,
-    /// Since when, nanoseconds of the monotonic clock; 0 if only a GPU's clock knows.
+    /// Since when, nanoseconds of the monotonic clock.
     pub since_ns: u64,
     /// The thread, if it is one of the host.
     pub thread: Option<u32>,
     /// It gave up at its deadline.
     pub over: bool,
+    /// How long it has waited, or had when it gave up, nanoseconds.
+    #[serde(default)]
+    pub lasted_ns: u64,
     /// What is missing, and where.
     pub verdict: String,
 }
@@ -172,18 +178,17 @@ impl WaitReport {
             since_ns: wait.since_ns,
             thread: Some(wait.thread),
             over: false,
+            lasted_ns: wait.seen_ns.saturating_sub(wait.since_ns),
             verdict: String::new(),
         }
     }
 }
 
 impl WaitReport {
-    /// From what device code noted, and its clock now if that is one of the host.
-    pub(crate) fn noted(note: [u64; 6], clock_now: Option<u64>) -> Option<Self> {
-        let [kind, at, wanted, have, since, _] = note;
-        let since_ns = clock_now.map_or(0, |now| {
-            doorbell_hca::record::now_ns().saturating_sub(now.saturating_sub(since))
-        });
+    /// From what device code noted, by its own clock, at most a moment before `now_ns`: a wait that lasts is noted again and again.
+    pub(crate) fn noted(note: [u64; 6], now_ns: u64) -> Option<Self> {
+        let [kind, at, wanted, have, since, seen] = note;
+        let lasted_ns = seen.saturating_sub(since);
         Some(Self {
             kind: match kind & 0xff {
                 WAIT_WORD => "word",
@@ -195,9 +200,10 @@ impl WaitReport {
             at,
             wanted,
             have,
-            since_ns,
+            since_ns: now_ns.saturating_sub(lasted_ns),
             thread: None,
             over: kind & WAIT_OVER != 0,
+            lasted_ns,
             verdict: String::new(),
         })
     }
@@ -217,15 +223,20 @@ pub(super) fn events(qp: &QpRecord) -> Vec<EventReport> {
 }
 
 /// `loopback`, `shm`, `roce`, `verbs`, or nothing; and the number of the queue pair at the other end.
-pub(super) fn link(qp: &QpRecord) -> (String, Option<u32>) {
-    let name = match qp.target {
+pub(super) fn link((target, qpn): (rec::Target, u32)) -> (String, Option<u32>) {
+    let name = match target {
         rec::Target::None => return (String::new(), None),
         rec::Target::Loopback => "loopback",
         rec::Target::Shm => "shm",
         rec::Target::Roce => "roce",
         rec::Target::Verbs => "verbs",
     };
-    (name.to_owned(), Some(qp.peer_qpn))
+    (name.to_owned(), Some(qpn))
+}
+
+/// What a queue pair was set aside for, in words.
+pub(super) fn parked(still: &rec::Still) -> Option<String> {
+    (still.parked != rec::Park::None).then(|| still.parked.text().to_owned())
 }
 
 /// The requests in slots `from` to `to`, as far as the slots hold what they should.
@@ -291,6 +302,11 @@ fn one(index: u64, ctrl: &Ctrl, chunks: &[Chunk], events: &[EventReport]) -> Pen
         addr: remote.map_or(0, |r| r.addr),
         len,
         writes,
+        takes: match &request {
+            Ok(Request::Send { .. }) => true,
+            Ok(Request::Write { imm, .. }) => imm.is_some(),
+            _ => false,
+        },
         posted_ns: first_sight(events, index),
     }
 }

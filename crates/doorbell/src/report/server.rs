@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use doorbell_hca::record::dir::Life;
 
-use super::{DeviceReport, ProcessReport, SCHEMA, look, postmortem, settle};
+use super::postmortem::Left;
+use super::{Condition, DeviceReport, Motion, ProcessReport, SCHEMA, look, postmortem};
+
 use crate::device::Inner;
 
 /// How long either side waits for the other.
@@ -41,6 +43,15 @@ pub enum ReportError {
         "process {pid} answers no questions: it is gone, has no open Doorbell device, runs with DOORBELL_REPORT=off, or is in another network or PID namespace"
     )]
     Nobody {
+        /// The process.
+        pid: u32,
+    },
+    /// The same, and it has left no flight record.
+    #[error(
+        "process {pid} does not answer and has left no flight record: it is gone, has no open Doorbell device, runs with DOORBELL_REPORT=off and DOORBELL_RECORD=off, or is in another network or PID namespace; of processes that ended badly the records of the last {} are kept",
+        postmortem::RECORDS
+    )]
+    Nothing {
         /// The process.
         pid: u32,
     },
@@ -133,7 +144,7 @@ pub fn own(full: bool) -> ProcessReport {
         let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.1.iter().filter_map(Weak::upgrade).collect()
     };
-    let first: Vec<_> = devices.iter().map(|d| look(d)).collect();
+    let first: Vec<_> = devices.iter().map(|d| Motion::of(d)).collect();
     std::thread::sleep(APART);
     let now = |clock| {
         let t = rustix::time::clock_gettime(clock);
@@ -142,18 +153,12 @@ pub fn own(full: bool) -> ProcessReport {
             .saturating_add(t.tv_nsec as u64)
     };
     ProcessReport {
-        schema: SCHEMA.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-        at_ns: now(rustix::time::ClockId::Monotonic),
+        at_ns: doorbell_hca::record::now_ns(),
         cpu_ns: now(rustix::time::ClockId::ProcessCPUTime),
-        rank: rank(),
-        command: command(),
-        post_mortem: None,
         devices: devices
             .iter()
             .zip(&first)
-            .map(|(device, first)| settle(first, look(device)))
+            .map(|(device, first)| look(device, first))
             .map(|mut report| {
                 for qp in report.qps.iter_mut().filter(|_| !full) {
                     qp.events.clear();
@@ -162,12 +167,26 @@ pub fn own(full: bool) -> ProcessReport {
                 report
             })
             .collect(),
+        ..bare(devices.iter().find_map(|d| d.settings.rank))
     }
 }
 
-/// Rank in its job.
-fn rank() -> Option<u32> {
-    doorbell_hca::record::rank()
+/// A report of this process, of the rank that its devices were opened with.
+fn bare(rank: Option<u32>) -> ProcessReport {
+    let now = doorbell_hca::record::now_ns();
+    ProcessReport {
+        schema: SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        at_ns: now,
+        cpu_ns: 0,
+        rank,
+        command: command(),
+        post_mortem: None,
+        condition: Condition::Runs,
+        alive_ns: now,
+        devices: Vec::new(),
+    }
 }
 
 /// The command line of this process.
@@ -343,16 +362,23 @@ pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
 }
 
 fn find_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
+    let left = Left::by(pid);
     // One that is stopped would not answer however long it is asked.
-    if let Some((life @ Life::Stopped, records)) = postmortem::left(pid)
-        && let Some(report) = postmortem::report(pid, life, &records)
+    if let Some(report) = left
+        .as_ref()
+        .filter(|l| l.life == Life::Stopped)
+        .and_then(Left::report)
     {
         return Ok(report);
     }
     match ask_within(pid, more, patience) {
         Ok(report) => Ok(report),
         Err(error @ (ReportError::Nobody { .. } | ReportError::Os { .. })) => {
-            postmortem::of(pid).ok_or(error)
+            match (left.and_then(|l| l.report()), error) {
+                (Some(report), _) => Ok(report),
+                (None, ReportError::Nobody { pid }) => Err(ReportError::Nothing { pid }),
+                (None, error) => Err(error),
+            }
         }
         Err(error) => Err(error),
     }
@@ -363,7 +389,17 @@ pub fn find_all() -> (Vec<ProcessReport>, Vec<ReportError>) {
     find_others(None, FULL, PATIENCE)
 }
 
-/// The same, but for one process.
+/// The same of a process, and of all others, for what it lacks.
+///
+/// # Errors
+/// [`ReportError`], if there is nothing of it.
+pub fn find_with_others(pid: u32) -> Result<Vec<ProcessReport>, ReportError> {
+    let mut reports = vec![find(pid)?];
+    reports.extend(find_others(Some(pid), FULL, PATIENCE).0);
+    Ok(reports)
+}
+
+/// As [`find_all`], but for one process.
 pub(super) fn find_others(
     but: Option<u32>,
     more: &str,
@@ -411,16 +447,10 @@ fn remembered(closing: Option<&Inner>) -> ProcessReport {
             devices.push(one);
         }
     }
+    let rank = open.iter().find_map(|d| d.settings.rank);
     ProcessReport {
-        schema: SCHEMA.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        pid: std::process::id(),
-        at_ns: doorbell_hca::record::now_ns(),
-        cpu_ns: 0,
-        rank: rank(),
-        command: command(),
-        post_mortem: None,
         devices,
+        ..bare(rank.or(closing.and_then(|d| d.settings.rank)))
     }
 }
 

@@ -1,55 +1,173 @@
 //! What a queue pair that stands still is waiting for, told from its indexes alone.
 //!
 //! Work goes through stages, each with an index: reserved, written and published, rung, seen by the engine, complete. The
-//! earliest stage that has fallen behind the one before it names what is missing.
+//! earliest stage that has fallen behind the one before it names what is missing; why it has, the state of the engine core, of the process,
+//! and the firings of a fault script tell. Nothing is said that those do not show: of a process that was stopped or killed a stage is only
+//! called stuck if its engine had seen it stand for a while.
 
+use super::firing::Played;
 use super::moment::{moment, span};
-use super::{CoreReport, QpReport, parts};
+use super::{Condition, CoreReport, QpReport, parts};
 
-/// Moving, stuck, and what there is to say.
-pub(super) fn of(
-    qp: &QpReport,
-    before: Option<&QpReport>,
-    core: Option<&CoreReport>,
-    caller_driven: bool,
-) -> (bool, bool, String) {
-    if let Some(dead) = core.and_then(|c| c.dead.as_ref()) {
-        return (false, true, format!("its engine core died: {dead}"));
+/// What stood for so long, while its engine looked, does not move by itself.
+const STANDS_NS: u64 = 50_000_000;
+
+/// What is known beside the queue pair itself.
+#[derive(Clone, Copy)]
+pub(super) struct Ground<'a> {
+    /// It was different at an earlier look.
+    pub(super) moving: bool,
+    /// Its engine core.
+    pub(super) core: Option<&'a CoreReport>,
+    /// Whoever waits runs the engine.
+    pub(super) caller_driven: bool,
+    /// A flight recorder is on.
+    pub(super) recorded: bool,
+    /// What the process does.
+    pub(super) condition: Condition,
+    /// How long it had stood as it is when its engine last looked, if that is known; only of a process that was not asked.
+    pub(super) stood_ns: Option<u64>,
+    /// What a fault script did.
+    pub(super) played: Played<'a>,
+}
+
+/// What is said of a queue pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) moving: bool,
+    pub(super) stuck: bool,
+    pub(super) text: String,
+    /// It is the other end's turn.
+    pub(super) for_peer: bool,
+}
+
+impl Verdict {
+    fn stuck(text: String) -> Self {
+        Self {
+            stuck: true,
+            text,
+            ..Self::default()
+        }
+    }
+
+    /// Into the report.
+    pub(super) fn onto(self, qp: &mut QpReport) {
+        (qp.moving, qp.stuck) = (self.moving, self.stuck);
+        (qp.verdict, qp.waits_for_peer) = (self.text, self.for_peer);
+    }
+
+    fn fine(text: impl Into<String>) -> Self {
+        Self {
+            text: text.into(),
+            ..Self::default()
+        }
+    }
+}
+
+/// The verdict.
+pub(super) fn of(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
+    if let Some(dead) = ground.core.and_then(|c| c.dead.as_ref()) {
+        return Verdict::stuck(format!("its engine core died: {dead}"));
     }
     if let Some(error) = &qp.error {
-        return (false, true, format!("{error}{}", script(qp.faults.first())));
+        let why = ground.played.failure(qp);
+        return Verdict {
+            for_peer: why.is_none(),
+            ..Verdict::stuck(with(error.clone(), why))
+        };
     }
     if qp.state == "destroyed" {
-        return (
-            false,
-            false,
-            "destroyed; an export still holds it".to_owned(),
-        );
+        return Verdict::fine("destroyed; an export still holds it");
     }
-    let moving = before.is_some_and(|b| {
-        (&b.poster, &b.engine, &b.counters) != (&qp.poster, &qp.engine, &qp.counters)
-    });
-    if moving {
-        return (true, false, "moving".to_owned());
+    if ground.moving {
+        return Verdict {
+            moving: true,
+            ..Verdict::fine("moving")
+        };
     }
-    let (stuck, text) = still(qp, core, caller_driven);
-    (false, stuck, format!("{text}{}", script(qp.faults.last())))
+    still(qp, ground)
 }
 
-/// What a fault script has to do with it.
-fn script(firing: Option<&String>) -> String {
-    firing.map_or(String::new(), |firing| format!("; {firing}"))
+/// A sentence, and what a script has to do with it.
+fn with(text: String, why: Option<String>) -> String {
+    match why {
+        Some(why) => format!("{text}; {why}"),
+        None => text,
+    }
 }
 
-/// Whether, and on what, a queue pair without motion waits.
-fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool, String) {
+/// A reason that does not lie in the queue pair itself, and whether anything is stuck for it.
+type Excuse = Option<(String, bool)>;
+
+impl Ground<'_> {
+    /// Why nobody can expect anything of the process.
+    fn process(&self) -> Excuse {
+        let stood = self.stood_ns.is_some_and(|ns| ns >= STANDS_NS);
+        match self.condition {
+            Condition::Runs | Condition::Silent => None,
+            Condition::Stopped if stood => None,
+            Condition::Stopped => Some(("its process is stopped (state T)".into(), false)),
+            Condition::Ended => match self.played.death() {
+                Some(why) => Some((format!("its process ended, {why}"), false)),
+                None if stood => None,
+                None => Some(("its process ended before it went on".into(), false)),
+            },
+            Condition::Elsewhere if stood => None,
+            Condition::Elsewhere => Some((
+                "its process is in another PID namespace, and may be alive or dead".into(),
+                false,
+            )),
+        }
+    }
+
+    /// Why nobody can expect anything of the engine core.
+    fn engine(&self) -> Excuse {
+        let number = self.core.map(|c| c.number);
+        if let Some(why) = self.played.stall(number) {
+            return Some((format!("its engine core is stalled: {why}"), true));
+        }
+        let process = self.process();
+        let looked_at = matches!(self.condition, Condition::Runs | Condition::Silent);
+        if process.is_some() || !looked_at || self.core.is_none_or(|c| c.rounds_since != 0) {
+            return process;
+        }
+        let text = match self.caller_driven {
+            true => {
+                "nobody runs its engine: it is caller-driven, and no thread waits or polls".into()
+            }
+            false => format!("its engine core makes no rounds{}", self.heartbeat()),
+        };
+        Some((text, true))
+    }
+
+    /// How long ago the engine core was last seen to be alive, if it is recorded.
+    fn heartbeat(&self) -> String {
+        match self.core.map_or(0, |c| c.seen_ns) {
+            0 => String::new(),
+            seen => {
+                let ago = doorbell_hca::record::now_ns().saturating_sub(seen);
+                format!("; the last that was seen was {} ago", span(ago))
+            }
+        }
+    }
+}
+
+/// A stage that is behind, with its own reason or with the one that excuses it.
+fn behind(stage: &str, excuse: Excuse, own: impl FnOnce() -> String) -> Verdict {
+    match excuse {
+        Some((why, true)) => Verdict::stuck(format!("{stage}: {why}")),
+        Some((why, false)) => Verdict::fine(format!("{stage}: {why}")),
+        None => {
+            let own = own();
+            Verdict::stuck(format!("{stage}{own}"))
+        }
+    }
+}
+
+/// On what a queue pair without motion waits.
+fn still(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
     let Some(engine) = qp.engine else {
-        return (false, "its engine does not tell how far it is".to_owned());
-    };
-    let asleep = core.is_some_and(|c| c.rounds_since == 0);
-    let why_asleep = match caller_driven {
-        true => "nobody runs its engine: it is caller-driven, and no thread waits or polls",
-        false => &format!("its engine core makes no rounds{}", heartbeat(core)),
+        return Verdict::fine("its engine does not tell how far it is");
     };
     let words = match (qp.record, qp.doorbell) {
         (Some(record), Some(word)) if qp.handler == "record" => {
@@ -60,95 +178,124 @@ fn still(qp: &QpReport, core: Option<&CoreReport>, caller_driven: bool) -> (bool
     };
     if engine.completed < engine.rung {
         let at = engine.completed;
-        let reason = if asleep {
-            why_asleep.to_owned()
-        } else if qp.state == "reset" {
-            "the queue pair is not connected".to_owned()
-        } else {
-            reason(qp, at)
-        };
-        return (
-            true,
-            format!(
-                "WQE {at} was rung and is not complete ({} of {} slots are): {reason}",
-                at, engine.rung
-            ),
+        let stage = format!(
+            "WQE {at} was rung and is not complete ({at} of {} slots are)",
+            engine.rung
         );
+        let excuse = match qp.state.as_str() {
+            "reset" => Some(("the queue pair is not connected".to_owned(), true)),
+            _ => ground.engine(),
+        };
+        let mut for_peer = false;
+        let verdict = behind(&stage, excuse, || {
+            let why;
+            (why, for_peer) = reason(qp, ground, at);
+            format!(": {why}")
+        });
+        return Verdict {
+            for_peer,
+            ..verdict
+        };
+    }
+    let rung = rung(qp, engine.rung);
+    if engine.rung < rung {
+        let (first, last) = (engine.rung, rung - 1);
+        let slots = match first == last {
+            true => format!("WQE {first} was rung and the engine saw no doorbell for it"),
+            false => {
+                format!("slots {first} to {last} were rung and the engine saw no doorbell for them")
+            }
+        };
+        return behind(&format!("{slots} ({words})"), ground.engine(), || {
+            let played = ground.played.bell(qp.qpn, first..rung);
+            format!(
+                ": {}",
+                played.unwrap_or_else(|| "its doorbell was lost on the way".to_owned())
+            )
+        });
     }
     if let Some(poster) = qp.poster {
-        if engine.rung < poster.rung {
-            let reason = match asleep {
-                true => why_asleep,
-                false => "its doorbell was lost on the way",
-            };
-            let (first, last) = (engine.rung, poster.rung - 1);
-            let slots = match first == last {
-                true => format!("WQE {first} was rung and the engine saw no doorbell for it"),
-                false => format!(
-                    "slots {first} to {last} were rung and the engine saw no doorbell for them"
-                ),
-            };
-            return (true, format!("{slots} ({words}): {reason}"));
-        }
         if poster.rung < poster.ready {
-            return (
-                true,
-                format!(
-                    "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one{}",
-                    poster.rung,
-                    wait(poster.ready - poster.rung),
-                    posted(qp, poster.rung)
-                ),
+            let stage = format!(
+                "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one",
+                poster.rung,
+                wait(poster.ready - poster.rung),
             );
+            return behind(&stage, ground.process(), || posted(qp, poster.rung));
         }
         if poster.ready < poster.reserved {
-            return (
-                true,
+            let stage = format!("slot {} was reserved and not published", poster.ready);
+            return behind(&stage, ground.process(), || {
                 format!(
-                    "slot {} was reserved and never published: the thread that has it did not come back; {} for it",
-                    poster.ready,
+                    ": the thread that has it did not come back; {} for it",
                     wait(poster.reserved - poster.ready)
-                ),
-            );
+                )
+            });
         }
     } else if qp.handler == "record" && qp.record.is_some_and(|r| r != engine.rung as u16) {
-        return (
-            true,
-            format!(
-                "WQE {} is in the record and no doorbell told the engine ({words}){}",
-                engine.rung,
-                posted(qp, engine.rung)
-            ),
+        let stage = format!(
+            "WQE {} is in the record and no doorbell told the engine ({words})",
+            engine.rung
         );
-    }
-    if let (None, Some(written)) = (qp.poster, qp.posted)
-        && written > engine.rung
-    {
-        return (
-            true,
-            format!(
-                "WQE {} is written, and not covered by any doorbell ({words}); {} for one{}",
-                engine.rung,
-                wait(written - engine.rung),
-                posted(qp, engine.rung)
-            ),
+        return behind(&stage, ground.engine(), || posted(qp, engine.rung));
+    } else if let Some(written) = qp.posted.filter(|w| *w > engine.rung) {
+        let stage = format!(
+            "WQE {} is written, and not covered by any doorbell ({words}); {} for one",
+            engine.rung,
+            wait(written - engine.rung)
         );
+        return behind(&stage, ground.process(), || posted(qp, engine.rung));
     }
-    if let Some(lacks) = &qp.lacks {
-        return (true, lacks.clone());
+    if let (Some(lacks), Some(at)) = (&qp.lacks, qp.lacks_at) {
+        let collapsed = qp.cq == "collapsed";
+        let played = ground.played.cqe(qp.qpn, false, at, collapsed);
+        return Verdict::stuck(lacking(&format!("WQE {at}"), lacks, played));
+    }
+    if let (Some(lacks), Some(at)) = (&qp.recv_lacks, qp.recv_lacks_at) {
+        let played = ground.played.cqe(qp.qpn, true, at, false);
+        return Verdict::stuck(lacking(&format!("receive {at}"), lacks, played));
     }
     let done = engine.completed;
-    (false, format!("idle: all of {done} slots are complete"))
+    let receives = match qp.recv {
+        Some(recv) if recv.posted > recv.done => {
+            format!(
+                "; receives {} to {} wait for messages",
+                recv.done,
+                recv.posted - 1
+            )
+        }
+        _ => String::new(),
+    };
+    Verdict::fine(format!("idle: all of {done} slots are complete{receives}"))
 }
 
-/// How long ago an engine core was last seen to be alive, if it is recorded.
-fn heartbeat(core: Option<&CoreReport>) -> String {
-    match core.map_or(0, |c| c.seen_ns) {
-        0 => String::new(),
-        seen => {
-            let ago = doorbell_hca::record::now_ns().saturating_sub(seen);
-            format!("; the last that was seen was {} ago", span(ago))
-        }
+/// What is said of a CQE that is missing or damaged, and what did that. One that was damaged until it looks as if it had never been written
+/// is told by whoever damaged it.
+fn lacking(what: &str, lacks: &str, played: Option<(String, bool)>) -> String {
+    match played {
+        Some((why, true)) if lacks.contains("no CQE was written") => format!(
+            "the CQE of {what} is damaged: it looks as if it had never been written; the engine has done its part; {why}"
+        ),
+        Some((why, _)) => format!("{lacks}; {why}"),
+        None => lacks.to_owned(),
+    }
+}
+
+/// Slots rung, as the posting side knows it: its own index, or what it wrote into the doorbell.
+fn rung(qp: &QpReport, seen: u64) -> u64 {
+    if let Some(poster) = qp.poster {
+        return poster.rung;
+    }
+    let ahead = match (qp.handler.as_str(), qp.doorbell) {
+        ("producer", Some(word)) => word.wrapping_sub(seen),
+        // What is in the record alone is another matter.
+        ("record", Some(word)) if qp.record != Some(word as u16) => 0,
+        (_, Some(word)) => u64::from((word as u16).wrapping_sub(seen as u16)),
+        (_, None) => 0,
+    };
+    match ahead <= qp.depth.into() {
+        true => seen.saturating_add(ahead),
+        false => seen,
     }
 }
 
@@ -166,182 +313,47 @@ fn wait(slots: u64) -> String {
     }
 }
 
-/// Why the engine does not go on with a WQE that it knows of.
-fn reason(qp: &QpReport, at: u64) -> String {
-    let Some(next) = &qp.next else {
-        return "the slot could not be read".to_owned();
-    };
+/// Why the engine does not go on with a WQE that it knows of, and whether the other end is to do something.
+fn reason(qp: &QpReport, ground: &Ground<'_>, at: u64) -> (String, bool) {
+    let far = matches!(qp.link.as_str(), "shm" | "roce" | "verbs");
+    if qp.link == "roce"
+        && let Some(why) = ground.played.link(qp.core)
+    {
+        return (why, false);
+    }
     let index = format!("#{} ", at as u16);
-    if !next.starts_with(&index) {
-        return "its slot does not hold it: it was rung before it was written".to_owned();
+    match &qp.next {
+        None => return ("the slot could not be read".to_owned(), false),
+        Some(next) if !next.starts_with(&index) => {
+            return (
+                "its slot does not hold it: it was rung before it was written".to_owned(),
+                false,
+            );
+        }
+        Some(next) if next.contains(": WAIT ") => {
+            return ("it waits for another queue's completion".to_owned(), false);
+        }
+        Some(_) => {}
     }
-    if next.contains(": WAIT ") {
-        return "it waits for another queue's completion".to_owned();
+    match &qp.parked {
+        Some(parked) => (
+            format!("the engine has set it aside, it waits for {parked}"),
+            far,
+        ),
+        None if far => (
+            "it is under way, and the peer does not answer".to_owned(),
+            true,
+        ),
+        None if !ground.recorded => (
+            "what it waits for is not recorded, since the flight recorder is off".to_owned(),
+            false,
+        ),
+        None => (
+            "the engine has begun it, and did not say what it waits for".to_owned(),
+            false,
+        ),
     }
-    if let Some(parked) = &qp.parked {
-        return format!("the engine has set it aside, it waits for {parked}");
-    }
-    "the engine has set it aside: copies are under way, the target has no receive, or the peer does not answer".to_owned()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{Poster, Seen};
-    use super::*;
-
-    fn qp(poster: [u64; 4], engine: [u64; 2], words: (u16, u64)) -> QpReport {
-        let [reserved, ready, rung, consumed] = poster;
-        QpReport {
-            qpn: 0x42,
-            cqn: 1,
-            core: Some(0),
-            state: "ready".into(),
-            depth: 1024,
-            handler: "record".into(),
-            cq: "collapsed".into(),
-            poster: Some(Poster {
-                reserved,
-                ready,
-                rung,
-                consumed,
-            }),
-            engine: Some(Seen {
-                rung: engine[0],
-                completed: engine[1],
-            }),
-            record: Some(words.0),
-            doorbell: Some(words.1),
-            next: None,
-            cqe: None,
-            error: None,
-            counters: Vec::new(),
-            roce: Vec::new(),
-            link: String::new(),
-            peer_qpn: None,
-            peer: None,
-            posted: None,
-            parked: None,
-            pending: Vec::new(),
-            events: Vec::new(),
-            lacks: None,
-            faults: Vec::new(),
-            moving: false,
-            stuck: false,
-            verdict: String::new(),
-        }
-    }
-
-    fn core(rounds_since: u64) -> CoreReport {
-        CoreReport {
-            dead: None,
-            rounds: 1000,
-            rounds_since,
-            qps: 1,
-            counters: Vec::new(),
-            cpu_ns: None,
-            seen_ns: 0,
-        }
-    }
-
-    fn verdict(qp: &QpReport, rounds: u64) -> (bool, bool, String) {
-        of(qp, Some(qp), Some(&core(rounds)), false)
-    }
-
-    #[test]
-    fn each_stage_that_is_behind_is_named() {
-        let cases = [
-            ([7, 7, 7, 7], [7, 7], (7, 7), "idle: all of 7"),
-            (
-                [1025, 1024, 1024, 9],
-                [1024, 1024],
-                (1024, 1024),
-                "slot 1024 was reserved",
-            ),
-            (
-                [1024, 1024, 1023, 9],
-                [1023, 1023],
-                (1023, 1023),
-                "WQE 1023 is written and published, and not covered",
-            ),
-            (
-                [1024, 1024, 1024, 9],
-                [1023, 1023],
-                (1024, 1023),
-                "WQE 1023 was rung and the engine saw no doorbell for it",
-            ),
-            (
-                [1024, 1024, 1024, 9],
-                [1024, 1000],
-                (1024, 1024),
-                "WQE 1000 was rung and is not complete",
-            ),
-        ];
-        for (poster, engine, words, part) in cases {
-            let (moving, stuck, text) = verdict(&qp(poster, engine, words), 10);
-            assert!(!moving && text.contains(part), "{part}: {text}");
-            assert_eq!(stuck, !part.starts_with("idle"), "{text}");
-        }
-    }
-
-    #[test]
-    fn the_reason_is_the_nearest_one() {
-        let mut one = qp([8, 8, 8, 0], [8, 7], (8, 8));
-        assert!(verdict(&one, 0).2.contains("makes no rounds"));
-        let (_, _, text) = of(&one, Some(&one), Some(&core(0)), true);
-        assert!(text.contains("caller-driven"), "{text}");
-        one.next = Some("#3 qp 0x42 ds 3: RDMA_WRITE".into());
-        assert!(verdict(&one, 1).2.contains("rung before it was written"));
-        one.next = Some("#7 qp 0x42 ds 2: WAIT for completion 9 of cq 5".into());
-        assert!(verdict(&one, 1).2.contains("another queue's completion"));
-        // Without the poster's indexes the record is what tells.
-        let mut bare = qp([0; 4], [7, 7], (9, 7));
-        bare.poster = None;
-        let (_, stuck, text) = verdict(&bare, 1);
-        assert!(stuck && text.contains("WQE 7 is in the record"), "{text}");
-    }
-
-    #[test]
-    fn a_lacking_completion_and_a_script_are_told() {
-        let mut one = qp([8, 8, 8, 0], [8, 8], (8, 8));
-        one.faults = vec!["rule 1 fired".into(), "rule 2 fired".into()];
-        let (_, stuck, text) = verdict(&one, 1);
-        assert!(!stuck && text.ends_with("complete; rule 2 fired"), "{text}");
-        one.lacks = Some("WQE 7 was executed, but no CQE".into());
-        let (_, stuck, text) = verdict(&one, 1);
-        assert!(stuck && text.starts_with("WQE 7 was executed"), "{text}");
-        one.error = Some("WQE 3 failed".into());
-        assert_eq!(verdict(&one, 1).2, "WQE 3 failed; rule 1 fired");
-        let quiet = CoreReport {
-            seen_ns: 1,
-            ..core(0)
-        };
-        one = qp([8, 8, 8, 0], [8, 7], (8, 8));
-        let (_, _, text) = of(&one, Some(&one), Some(&quiet), false);
-        assert!(
-            text.contains("makes no rounds; the last that was seen was"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn motion_failure_and_death_come_first() {
-        let now = qp([1024, 1024, 1023, 9], [1023, 1023], (1023, 1023));
-        let before = qp([1020, 1020, 1020, 9], [1020, 1020], (1020, 1020));
-        assert_eq!(of(&now, Some(&before), None, false).2, "moving");
-        let mut failed = now.clone();
-        failed.error = Some("WQE 3 failed".into());
-        assert_eq!(
-            of(&failed, Some(&before), None, false),
-            (false, true, "WQE 3 failed".into())
-        );
-        let dead = CoreReport {
-            dead: Some("it panicked".into()),
-            ..core(5)
-        };
-        assert!(
-            of(&now, Some(&before), Some(&dead), false)
-                .2
-                .contains("it panicked")
-        );
-    }
-}
+mod tests;
