@@ -99,7 +99,7 @@ fn a_ticket_that_gives_up_is_noted_by_device_code() {
     assert!(waits[0].over && waits[0].kind == "ticket", "{waits:?}");
     let verdict = &waits[0].verdict;
     assert!(
-        verdict.contains("waits for WQE 0 of QP")
+        verdict.contains("waited for WQE 0 of QP")
             && verdict.contains("not covered by any doorbell"),
         "{verdict}"
     );
@@ -239,8 +239,13 @@ fn missing_of_a_peer(role: &str, parts: &[&str]) {
         .wait_at_least(8 * SIGNAL, 2, short)
         .unwrap_err()
         .to_string();
+    let ended = if role == "die" {
+        ", which has ended"
+    } else {
+        ""
+    };
     let who = format!(
-        "the missing add is rank 1 (process {}), QP {:#08x}, WQE 1 (",
+        "the missing add is rank 1 (process {}){ended}, QP {:#08x}, WQE 1 (",
         child.0.id(),
         theirs.qpn
     );

@@ -98,7 +98,7 @@ fn targets(qp: &QpReport, own: bool, device: &DeviceReport) -> bool {
 }
 
 /// The queue pair at the other end, its device and process.
-fn end<'a>(
+pub(super) fn end<'a>(
     reports: &'a [ProcessReport],
     qp: &QpReport,
 ) -> Option<(&'a ProcessReport, &'a DeviceReport, &'a QpReport)> {
@@ -460,6 +460,9 @@ fn stage(qp: &QpReport, request: &PendingReport) -> String {
         (false, true) => "rung, and the engine saw no doorbell for it",
         (false, false) => "not covered by any doorbell",
     };
+    if how.starts_with("not") {
+        return format!("{posted}{how}");
+    }
     // The queue pair's own sentence says why, and may begin with the same.
     let same = how
         .split(',')

@@ -61,8 +61,10 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     let mut more = 0;
     for qp in stuck.flat_map(|d| &d.qps).filter(|q| q.stuck) {
         // A wait for it has said so.
-        let said = lines.iter().any(|l| l.contains(&qp.verdict));
-        let text = match (said, &qp.peer) {
+        let said = |verdict: &str| lines.iter().any(|l| l.contains(verdict));
+        let told = missing::end(&reports, qp).is_some_and(|(_, _, far)| said(&far.verdict));
+        let peer = qp.peer.as_ref().filter(|_| !told);
+        let text = match (said(&qp.verdict), peer) {
             (true, None) => continue,
             (true, Some(peer)) => format!("QP {:#08x}: its other end is {peer}", qp.qpn),
             (false, None) => format!("QP {:#08x}: {}", qp.qpn, qp.verdict),
