@@ -3,7 +3,7 @@
 //! Rank 0 presides; whatever all ranks must know goes through it, with a time-out that names who did not come. A rank that cannot
 //! do its part says so in the same exchange, so that the others fail with its reason and at once.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell::{
@@ -15,6 +15,7 @@ use crate::handle::{Handle, host};
 use crate::health::Health;
 use crate::node::{Node, Watched};
 use crate::settings::{LinkChoice, Settings};
+use crate::shadow::Shadow;
 use crate::{Error, Result, log};
 
 /// What `listen` makes.
@@ -85,6 +86,7 @@ pub(crate) struct Comm {
     pub(crate) health: Arc<Health>,
     pub(crate) links: Vec<Link>,
     pub(crate) pd: Pd,
+    shadows: Mutex<Vec<Arc<Shadow>>>,
     mesh: Arc<Mutex<Bootstrap>>,
     // Before the node: it takes this communicator off the node's lists.
     _watched: Watched,
@@ -254,10 +256,16 @@ impl Comm {
             health,
             links,
             pd,
+            shadows: Mutex::default(),
             mesh,
             _watched: watched,
             node,
         })
+    }
+
+    /// Signals of NCCL's proxy that are carried over to the GPU.
+    pub(crate) fn shadows(&self) -> MutexGuard<'_, Vec<Arc<Shadow>>> {
+        self.shadows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn steps(&self) -> Steps<'_> {

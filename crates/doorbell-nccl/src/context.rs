@@ -8,14 +8,14 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use doorbell::{
-    Access, Addressing, AnyQp, CqKind, Destination, Endpoint, Export, ExportLayout, Memory, Mr,
-    Place, export_array,
+    Access, Addressing, AnyQp, CqKind, Export, ExportLayout, Memory, Mr, Place, export_array,
 };
 
 use crate::abi::device::{CONTEXT1, Context2, Table};
 use crate::abi::net::{DeviceHandle, GDAKI_VERSION, TYPE_GDAKI};
 use crate::comm::Comm;
 use crate::node::WatchedWords;
+use crate::qps::{Qps, Shape};
 use crate::window::{key_bytes, keys};
 use crate::{Error, Result, log};
 
@@ -168,117 +168,6 @@ impl Words {
     }
 }
 
-/// Queue pairs by context, then rank; their watch knows them.
-struct Qps {
-    main: Vec<AnyQp>,
-    companions: Vec<AnyQp>,
-    comm: Arc<Comm>,
-}
-
-impl Qps {
-    fn build(comm: &Arc<Comm>, request: &Request) -> Result<Self> {
-        let mut qps = Self {
-            main: Vec::new(),
-            companions: Vec::new(),
-            comm: Arc::clone(comm),
-        };
-        let builder = || {
-            comm.pd
-                .qp()
-                .depth(request.depth)
-                .cq(CqKind::PerSlot)
-                .handler(comm.settings.handler)
-        };
-        for _ in 0..request.contexts {
-            for rank in 0..comm.ranks {
-                let main = AnyQp::from(builder().build()?);
-                comm.node.watch.add_qp(&comm.health, rank, &main);
-                let core = main.core();
-                qps.main.push(main);
-                if request.counters > 0 {
-                    // It waits for the main queue's CQ, which is cheapest on the same core.
-                    let builder = match core {
-                        Some(core) => builder().core(core),
-                        None => builder(),
-                    };
-                    let companion = AnyQp::from(builder.build()?);
-                    comm.node.watch.add_qp(&comm.health, comm.rank, &companion);
-                    qps.companions.push(companion);
-                }
-            }
-        }
-        Ok(qps)
-    }
-
-    /// For each rank: this rank's queue pairs to it, one a context.
-    fn endpoints(&self) -> Result<Vec<Vec<u8>>> {
-        let ranks = self.comm.ranks;
-        (0..ranks)
-            .map(|rank| {
-                let mut bytes = Vec::new();
-                for qp in self.main.iter().skip(rank).step_by(ranks) {
-                    let one = self.comm.endpoint(rank, qp)?.to_bytes();
-                    bytes.extend_from_slice(&(one.len() as u32).to_le_bytes());
-                    bytes.extend_from_slice(&one);
-                }
-                Ok(bytes)
-            })
-            .collect()
-    }
-
-    /// Connects each to what its peer showed.
-    fn connect(&self, theirs: &[Vec<u8>]) -> Result<()> {
-        let ranks = self.comm.ranks;
-        for (rank, bytes) in theirs.iter().enumerate() {
-            let mut rest = &bytes[..];
-            for qp in self.main.iter().skip(rank).step_by(ranks) {
-                let endpoint = split(&mut rest).ok_or_else(|| Error::Peer {
-                    step: "createContext",
-                    rank,
-                    reason: "it has another number of contexts".to_owned(),
-                })?;
-                let endpoint = Endpoint::from_bytes(endpoint).map_err(doorbell::Error::from)?;
-                qp.connect(&self.comm.destination(rank, &endpoint)?)?;
-            }
-            if !rest.is_empty() {
-                return Err(Error::Peer {
-                    step: "createContext",
-                    rank,
-                    reason: "it has more contexts".to_owned(),
-                });
-            }
-        }
-        for qp in &self.companions {
-            qp.connect(&Destination::Loopback { qpn: qp.qpn() })?;
-        }
-        Ok(())
-    }
-
-    fn end(&self) {
-        let time = self.comm.node.device.settings().quiesce;
-        for qp in self.companions.iter().chain(&self.main) {
-            self.comm.node.watch.remove_qp(qp.qpn());
-            if let Err(error) = qp.destroy(time) {
-                log::warn(format_args!("QP {:#08x} stays: {error}", qp.qpn()));
-            }
-        }
-    }
-}
-
-impl Drop for Qps {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// The next length and so many bytes.
-fn split<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (len, tail) = rest.split_first_chunk::<4>()?;
-    let (one, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-    *rest = tail;
-    Some(one)
-}
-
 /// Where things are in the structures' memory.
 struct Plan {
     /// Contexts, at 0.
@@ -353,7 +242,13 @@ impl Contexts {
         let signals = Words::new(comm, place, request.signals * contexts)?;
         let counters = Words::new(comm, place, request.counters * contexts)?;
         let sink = Words::new(comm, Place::Host, 1)?;
-        let qps = Qps::build(comm, request)?;
+        let shape = Shape {
+            contexts: request.contexts,
+            companions: request.counters > 0,
+            depth: request.depth,
+            cq: CqKind::PerSlot,
+        };
+        let qps = Qps::build(comm, &shape)?;
         let export = |qps: &[AnyQp]| -> Result<Vec<Export>> {
             let arrays = qps.chunks(ranks);
             arrays

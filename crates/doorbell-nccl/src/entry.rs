@@ -126,6 +126,19 @@ pub(crate) unsafe fn take<T: Held>(call: &'static str, object: *mut c_void) -> R
     }
 }
 
+/// Checks that NCCL passed all of these addresses, named as in its headers.
+pub(crate) fn present(call: &'static str, all: &[(&'static str, *const c_void)]) -> Result<()> {
+    match all.iter().find(|(_, at)| at.is_null()) {
+        None => Ok(()),
+        Some((object, _)) => Err(Error::Argument {
+            call,
+            object,
+            value: "null".to_owned(),
+            remedy: "pass its address",
+        }),
+    }
+}
+
 /// Stores a result where NCCL asked for it.
 ///
 /// # Safety
@@ -136,12 +149,7 @@ pub(crate) unsafe fn store<T>(
     to: *mut T,
     value: T,
 ) -> Result<()> {
-    let to = NonNull::new(to).ok_or(Error::Argument {
-        call,
-        object,
-        value: "null".to_owned(),
-        remedy: "pass the address for the result",
-    })?;
+    present(call, &[(object, to.cast_const().cast())])?;
     // SAFETY: not null, so valid by the contract.
     unsafe { to.write(value) };
     Ok(())
@@ -150,10 +158,7 @@ pub(crate) unsafe fn store<T>(
 /// `init`.
 pub(crate) unsafe extern "C" fn init(ctx: *mut *mut c_void, _: u64, logger: Logger) -> Status {
     guard("init", || {
-        if ctx.is_null() {
-            // SAFETY: null is refused.
-            return unsafe { store("init", "ctx", ctx, std::ptr::null_mut()) };
-        }
+        present("init", &[("ctx", ctx.cast())])?;
         log::begin(logger);
         // Said now, and not when the ranks have met: NCCL then looks for another backend.
         if let Err(error) = crate::settings::Settings::read() {
@@ -234,19 +239,10 @@ pub(crate) unsafe extern "C" fn listen(
 ) -> Status {
     guard("listen", || {
         only_device("listen", dev)?;
-        if handle.is_null() || listening.is_null() {
-            let object = if handle.is_null() {
-                "handle"
-            } else {
-                "listenComm"
-            };
-            return Err(Error::Argument {
-                call: "listen",
-                object,
-                value: "null".to_owned(),
-                remedy: "pass the address for the result",
-            });
-        }
+        present(
+            "listen",
+            &[("handle", handle), ("listenComm", listening.cast())],
+        )?;
         let new = Listening::open()?;
         let bytes = new.handle.encode();
         // SAFETY: NCCL's buffer of `HANDLE` bytes, without alignment, and its out parameter.
@@ -275,14 +271,10 @@ pub(crate) unsafe extern "C" fn connect(
                 remedy,
             })
         };
-        if handles.is_null() || comm.is_null() {
-            let object = if handles.is_null() {
-                "handles"
-            } else {
-                "collComm"
-            };
-            return bad(object, "null".to_owned(), "pass its address");
-        }
+        present(
+            "connect",
+            &[("handles", handles.cast()), ("collComm", comm.cast())],
+        )?;
         if !(1..=1 << 20).contains(&ranks) || !(0..ranks).contains(&rank) {
             let value = format!("{rank} of {ranks}");
             return bad("rank", value, "ranks count from 0 to nranks - 1");
@@ -349,19 +341,10 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
     guard("regMrSym", || {
         // SAFETY: what `connect` gave, and NCCL does not close it meanwhile.
         let comm = unsafe { look::<Arc<Comm>>("regMrSym", comm)? };
-        if window.is_null() || device.is_null() {
-            let object = if window.is_null() {
-                "mhandle"
-            } else {
-                "ginHandle"
-            };
-            return Err(Error::Argument {
-                call: "regMrSym",
-                object,
-                value: "null".to_owned(),
-                remedy: "pass the address for the result",
-            });
-        }
+        present(
+            "regMrSym",
+            &[("mhandle", window.cast()), ("ginHandle", device.cast())],
+        )?;
         // SAFETY: NCCL keeps the memory until it deregisters it.
         let new = unsafe { Window::register(comm, data.cast(), size, kind, flags)? };
         let handle = std::ptr::with_exposed_provenance_mut(new.handle() as usize);
@@ -395,21 +378,12 @@ pub(crate) unsafe fn create_context(
 ) -> Result<()> {
     // SAFETY: what `connect` gave, and NCCL does not close it meanwhile.
     let comm = unsafe { look::<Arc<Comm>>("createContext", comm)? };
-    let null = context.is_null() || handle.is_null();
-    let request = match null {
-        // The other ranks are told, instead of being left waiting.
-        true => Err(Error::Argument {
-            call: "createContext",
-            object: if context.is_null() {
-                "ginCtx"
-            } else {
-                "devHandle"
-            },
-            value: "null".to_owned(),
-            remedy: "pass the address for the result",
-        }),
-        false => request(comm),
-    };
+    // The other ranks are told, instead of being left waiting.
+    let all = [
+        ("ginCtx", context.cast_const().cast()),
+        ("devHandle", handle.cast_const().cast()),
+    ];
+    let request = present("createContext", &all).and_then(|()| request(comm));
     let mut new = Contexts::create(comm, request)?;
     let device = new.device_handle();
     // SAFETY: not null, or `create` had failed.

@@ -93,6 +93,16 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A request of NCCL's proxy that could not be posted, or failed.
+    #[error("{call}: a request to rank {rank}: {source}")]
+    Request {
+        /// The entry of the table.
+        call: &'static str,
+        /// To whom.
+        rank: usize,
+        /// What the queue pair says.
+        source: doorbell::device_api::Error,
+    },
     /// A variable that cannot be used.
     #[error("{name}={value:?} cannot be used: {remedy}")]
     Variable {
@@ -129,9 +139,21 @@ impl Error {
         match self {
             Self::Argument { .. } => INVALID_ARGUMENT,
             Self::Variable { .. } | Self::Order { .. } | Self::Handle { .. } => INVALID_USAGE,
-            Self::Collective { .. } | Self::Peer { .. } | Self::Link { .. } => REMOTE_ERROR,
+            Self::Collective { .. }
+            | Self::Peer { .. }
+            | Self::Link { .. }
+            | Self::Request { .. } => REMOTE_ERROR,
             Self::Panic { .. } => INTERNAL_ERROR,
             _ => SYSTEM_ERROR,
         }
     }
+}
+
+/// A request of NCCL's proxy failed.
+pub(crate) fn posted(
+    call: &'static str,
+    rank: usize,
+    source: doorbell::device_api::Error,
+) -> Error {
+    Error::Request { call, rank, source }
 }

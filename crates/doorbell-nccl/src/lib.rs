@@ -17,7 +17,11 @@ mod health;
 mod log;
 mod memfd;
 mod node;
+mod qps;
+mod rma;
+pub mod rma_v14;
 mod settings;
+mod shadow;
 pub mod v14;
 mod window;
 

@@ -6,7 +6,7 @@ use crate::abi::gin::{GinConfigV14, GinPropertiesV14, GinV14};
 use crate::abi::net::{DeviceHandle, NetPropertiesV12};
 use crate::abi::{Shared, Status};
 use crate::context::Request;
-use crate::entry::{self, guard, store};
+use crate::entry::{self, guard, present, store};
 use crate::{Error, Result};
 
 unsafe extern "C" fn gin_properties(to: *mut GinPropertiesV14) -> Status {
@@ -37,14 +37,7 @@ unsafe extern "C" fn create_context(
 ) -> Status {
     guard("createContext", || {
         let read = |comm: &crate::comm::Comm| -> Result<Request> {
-            if config.is_null() {
-                return Err(Error::Argument {
-                    call: "createContext",
-                    object: "config",
-                    value: "null".to_owned(),
-                    remedy: "pass the configuration",
-                });
-            }
+            present("createContext", &[("config", config.cast())])?;
             // SAFETY: NCCL's configuration.
             let config = unsafe { config.read() };
             if config.rank_stride < 1 || !comm.ranks.is_multiple_of(config.rank_stride as usize) {

@@ -14,14 +14,20 @@ use crate::{Error, Result, memfd};
 
 /// Writes in their order, even without a signal between them (`NCCL_NET_MR_FLAG_FORCE_SO`).
 pub(crate) const FLAG_STRICT: u64 = 1;
-/// A hint of NCCL's about signals (`NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET`).
-const FLAG_NEVER_RESET: u64 = 2;
+/// Signals of NCCL's own proxy, which only grow (`NCCL_NET_MR_FLAG_SIGNAL_NEVER_RESET`).
+pub(crate) const FLAG_NEVER_RESET: u64 = 2;
 
-/// What `regMrSym` makes.
+/// What `regMrSym` makes for device code.
 pub(crate) struct Window {
-    mr: Mr,
+    region: Region,
     /// A [`MemHandle`] and the keys that it points to.
     gpu: Memory,
+}
+
+/// Registered memory and the keys under which each rank knows its own.
+pub(crate) struct Region {
+    pub(crate) mr: Mr,
+    pub(crate) keys: Vec<u32>,
 }
 
 /// Big-endian keys, as device code copies them.
@@ -37,18 +43,19 @@ pub(crate) fn keys(parts: &[Vec<u8>]) -> Vec<u32> {
         .collect()
 }
 
-impl Window {
-    /// Registers memory on this rank, together with all others.
+impl Region {
+    /// Registers memory on this rank, together with all others. Each adds what `more` makes of its own; that comes back, a rank each.
     ///
     /// # Safety
-    /// `addr` is valid for `size` bytes, for the GPU or the CPU as `kind` says, until the window was deregistered.
-    pub(crate) unsafe fn register(
+    /// `addr` is valid for `size` bytes, for the GPU or the CPU as `kind` says, until the region was deregistered.
+    pub(crate) unsafe fn register<T>(
         comm: &Comm,
         addr: *mut u8,
         size: usize,
         kind: c_int,
         flags: u64,
-    ) -> Result<Self> {
+        more: impl FnOnce() -> Result<(T, u32)>,
+    ) -> Result<(Self, T, Vec<u32>)> {
         // SAFETY: passed on.
         let mr = check(addr, size, kind, flags)
             .and_then(|addr| unsafe { import(comm, addr, size, kind) })
@@ -59,28 +66,59 @@ impl Window {
                 };
                 let access = Access::ALL.union(strict);
                 Ok(comm.pd.register_with(&memory, access, Addressing::Zero)?)
-            });
-        let key = mr.as_ref().map(|mr| mr.key().to_le_bytes());
-        let all = comm.gather("regMrSym", key.as_ref().map(|k| &k[..]).map_err(|e| *e))?;
-        let mr = mr?;
+            })
+            .and_then(|mr| Ok((mr, more()?)));
+        let mine = mr.as_ref().map(|(mr, (_, key))| {
+            let both = [mr.key(), *key].map(u32::to_le_bytes);
+            both.concat()
+        });
+        let all = comm.gather("regMrSym", mine.as_ref().map(|k| &k[..]).map_err(|e| *e))?;
+        let (mr, (more, _)) = mr?;
+        let seconds: Vec<Vec<u8>> = all.iter().map(|k| k[k.len().min(4)..].to_vec()).collect();
         let keys = keys(&all);
+        Ok((Self { mr, keys }, more, self::keys(&seconds)))
+    }
+
+    /// Ends it: afterwards nobody reaches the memory by it.
+    pub(crate) fn deregister(self, comm: &Comm) -> Result<()> {
+        let time = comm.node.device.settings().quiesce;
+        self.mr.deregister(time)?;
+        Ok(())
+    }
+}
+
+impl Window {
+    /// Registers memory on this rank, together with all others.
+    ///
+    /// # Safety
+    /// As for [`Region::register`].
+    pub(crate) unsafe fn register(
+        comm: &Comm,
+        addr: *mut u8,
+        size: usize,
+        kind: c_int,
+        flags: u64,
+    ) -> Result<Self> {
+        // SAFETY: passed on.
+        let (region, ..) =
+            unsafe { Region::register(comm, addr, size, kind, flags, || Ok(((), 0)))? };
         // The handle first, and right behind it what it points to.
         let gpu = comm
             .node
             .device
-            .alloc(Place::Gpu, size_of::<MemHandle>() + 4 * keys.len())?;
+            .alloc(Place::Gpu, size_of::<MemHandle>() + 4 * region.keys.len())?;
         let handle = MemHandle {
             rkeys: gpu.device_addr() + size_of::<MemHandle>() as u64,
-            lkey: mr.key_be(),
+            lkey: region.mr.key_be(),
             reserved: 0,
         };
         let mut image = Vec::with_capacity(gpu.len());
         image.extend_from_slice(&handle.rkeys.to_ne_bytes());
         image.extend_from_slice(&handle.lkey.to_ne_bytes());
         image.extend_from_slice(&[0; 4]);
-        image.extend_from_slice(&key_bytes(&keys));
+        image.extend_from_slice(&key_bytes(&region.keys));
         gpu.write(0, &image)?;
-        Ok(Self { mr, gpu })
+        Ok(Self { region, gpu })
     }
 
     /// What device code is given.
@@ -90,9 +128,7 @@ impl Window {
 
     /// Ends it: afterwards nobody reaches the memory by it.
     pub(crate) fn deregister(self, comm: &Comm) -> Result<()> {
-        let time = comm.node.device.settings().quiesce;
-        self.mr.deregister(time)?;
-        Ok(())
+        self.region.deregister(comm)
     }
 }
 

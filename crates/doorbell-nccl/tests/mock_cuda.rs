@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use common::gin::{AGGREGATE, Signal, With};
 use common::jobs::{Part, play};
+use common::rma::{RmaRank, proxy};
 use common::scenes::{all_to_all, strict, whole};
 use common::{Gather, LONG, Pages, Rank, config, on_the_host};
 
@@ -107,6 +108,20 @@ fn peer_process() {
         let each = scene.ends_with("each");
         let device = if each { rank as c_int } else { 0 };
         driver.set_device(device);
+        if scene.starts_with("proxy") {
+            // NCCL's signals cannot be exported; nor can anything of the proxy's, so windows are made as users make them.
+            let one = RmaRank::connect(rank, gather, 1);
+            let signals = std::cell::Cell::new(0);
+            proxy(
+                &one,
+                |len| {
+                    let exportable = signals.replace(1) == 0;
+                    driver.pages(exportable, device, len)
+                },
+                600,
+            );
+            return one.close();
+        }
         run(rank, gather, scene, &driver, |len| {
             driver.pages(each, device, len)
         });
@@ -232,4 +247,12 @@ fn puts_with_a_signal_each_share_launches_and_no_signal_comes_first() {
     on_mock("signals one", 1, 1, &slowly);
     on_mock("signals one", 2, 2, &slowly);
     on_mock("signals each", 2, 1, &slowly);
+}
+
+#[test]
+fn nccls_own_proxy_signals_memory_that_nobody_can_import() {
+    on_mock("proxy one", 1, 1, &[]);
+    on_mock("proxy one", 2, 2, &[]);
+    on_mock("proxy each", 2, 1, &[]);
+    on_mock("proxy each", 2, 2, &[]);
 }

@@ -53,9 +53,10 @@ use std::time::{Duration, Instant};
 
 use doorbell_device::host::{Hooks, HostGrid, HostThread, clock_ns};
 use doorbell_device::scope::{Thread, sharing};
-use doorbell_wire::{Key, Remote};
+use doorbell_wire::Key;
 
 pub use doorbell_device::{Arrival, Deadline, Local, Post, Received, Ticket};
+pub use doorbell_wire::Remote;
 
 use crate::mr::{Mr, RemoteMr};
 use crate::qp::{Export, QpCore};
@@ -159,6 +160,14 @@ pub fn remote(region: &RemoteMr, offset: u64) -> Remote {
     Remote {
         addr: region.addr.wrapping_add(offset),
         key: Key(region.key),
+    }
+}
+
+/// The target of a work request: address `addr` of the region that the peer told us `key` of.
+pub fn remote_at(key: u32, addr: u64) -> Remote {
+    Remote {
+        addr,
+        key: Key(key),
     }
 }
 

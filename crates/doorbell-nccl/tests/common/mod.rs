@@ -7,6 +7,7 @@
 
 pub mod gin;
 pub mod jobs;
+pub mod rma;
 pub mod scenes;
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};

@@ -1,0 +1,128 @@
+//! The queue pairs of a context object: how they are made, told to the other ranks, connected and ended.
+
+use std::sync::Arc;
+
+use doorbell::{AnyQp, CqKind, Destination, Endpoint};
+
+use crate::comm::Comm;
+use crate::{Error, Result, log};
+
+/// What queue pairs there are to be.
+pub(crate) struct Shape {
+    pub(crate) contexts: usize,
+    /// With a companion each.
+    pub(crate) companions: bool,
+    pub(crate) depth: u32,
+    pub(crate) cq: CqKind,
+}
+
+/// Queue pairs by context, then rank; their watch knows them. They end when dropped.
+pub(crate) struct Qps {
+    pub(crate) main: Vec<AnyQp>,
+    pub(crate) companions: Vec<AnyQp>,
+    comm: Arc<Comm>,
+}
+
+impl Qps {
+    pub(crate) fn build(comm: &Arc<Comm>, shape: &Shape) -> Result<Self> {
+        let mut qps = Self {
+            main: Vec::new(),
+            companions: Vec::new(),
+            comm: Arc::clone(comm),
+        };
+        let builder = || {
+            comm.pd
+                .qp()
+                .depth(shape.depth)
+                .cq(shape.cq)
+                .handler(comm.settings.handler)
+        };
+        for _ in 0..shape.contexts {
+            for rank in 0..comm.ranks {
+                let main = AnyQp::from(builder().build()?);
+                comm.node.watch.add_qp(&comm.health, rank, &main);
+                let core = main.core();
+                qps.main.push(main);
+                if shape.companions {
+                    // It waits for the main queue's CQ, which is cheapest on the same core.
+                    let builder = match core {
+                        Some(core) => builder().core(core),
+                        None => builder(),
+                    };
+                    let companion = AnyQp::from(builder.build()?);
+                    comm.node.watch.add_qp(&comm.health, comm.rank, &companion);
+                    qps.companions.push(companion);
+                }
+            }
+        }
+        Ok(qps)
+    }
+
+    /// For each rank: this rank's queue pairs to it, one a context.
+    pub(crate) fn endpoints(&self) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.comm.ranks;
+        (0..ranks)
+            .map(|rank| {
+                let mut bytes = Vec::new();
+                for qp in self.main.iter().skip(rank).step_by(ranks) {
+                    let one = self.comm.endpoint(rank, qp)?.to_bytes();
+                    bytes.extend_from_slice(&(one.len() as u32).to_le_bytes());
+                    bytes.extend_from_slice(&one);
+                }
+                Ok(bytes)
+            })
+            .collect()
+    }
+
+    /// Connects each to what its peer showed.
+    pub(crate) fn connect(&self, theirs: &[Vec<u8>]) -> Result<()> {
+        let ranks = self.comm.ranks;
+        for (rank, bytes) in theirs.iter().enumerate() {
+            let mut rest = &bytes[..];
+            for qp in self.main.iter().skip(rank).step_by(ranks) {
+                let endpoint = split(&mut rest).ok_or_else(|| Error::Peer {
+                    step: "createContext",
+                    rank,
+                    reason: "it has another number of contexts".to_owned(),
+                })?;
+                let endpoint = Endpoint::from_bytes(endpoint).map_err(doorbell::Error::from)?;
+                qp.connect(&self.comm.destination(rank, &endpoint)?)?;
+            }
+            if !rest.is_empty() {
+                return Err(Error::Peer {
+                    step: "createContext",
+                    rank,
+                    reason: "it has more contexts".to_owned(),
+                });
+            }
+        }
+        for qp in &self.companions {
+            qp.connect(&Destination::Loopback { qpn: qp.qpn() })?;
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        let time = self.comm.node.device.settings().quiesce;
+        for qp in self.companions.iter().chain(&self.main) {
+            self.comm.node.watch.remove_qp(qp.qpn());
+            if let Err(error) = qp.destroy(time) {
+                log::warn(format_args!("QP {:#08x} stays: {error}", qp.qpn()));
+            }
+        }
+    }
+}
+
+impl Drop for Qps {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The next length and so many bytes.
+fn split<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (len, tail) = rest.split_first_chunk::<4>()?;
+    let (one, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    *rest = tail;
+    Some(one)
+}

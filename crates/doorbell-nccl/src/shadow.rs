@@ -1,0 +1,102 @@
+//! Signals of NCCL's own proxy, which lie in GPU memory that only this process reaches.
+//!
+//! NCCL allocates them so that nobody can import them, and polls them on the GPU. Other ranks add to a shadow in shared host memory
+//! instead, and this rank carries what changed over to the GPU, in NCCL's progress loop: one small copy for all signals that came meanwhile. That is right
+//! because such signals only grow (NCCL says so when it registers them) and have no other writer. A shadow grows only after the data before it are visible,
+//! and the GPU's word after the shadow.
+
+use std::sync::{Mutex, PoisonError};
+
+use doorbell::cpu::{self, Post, Ticket};
+use doorbell::{Access, Addressing, CpuQp, Memory, Mr, Place};
+
+use crate::comm::Comm;
+use crate::error::posted;
+use crate::rma::PATIENCE;
+use crate::{Error, Result};
+
+/// The shadow of one region of signals.
+pub(crate) struct Shadow {
+    mr: Mr,
+    memory: Memory,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The key of the GPU's words; 0: not known yet.
+    target: u32,
+    /// What was handed on.
+    seen: Vec<u64>,
+    /// The copy under way.
+    copy: Option<Ticket>,
+}
+
+impl Shadow {
+    /// For a region of `size` bytes.
+    pub(crate) fn new(comm: &Comm, size: usize) -> Result<Self> {
+        let words = size / 8;
+        let memory = comm.node.device.alloc(Place::Shared, 8 * words.max(1))?;
+        let mr = comm
+            .pd
+            .register_with(&memory, Access::ALL, Addressing::Zero)?;
+        Ok(Self {
+            mr,
+            memory,
+            state: Mutex::new(State {
+                target: 0,
+                seen: vec![0; words],
+                copy: None,
+            }),
+        })
+    }
+
+    /// The key under which this rank's shadow is reached.
+    pub(crate) fn key(&self) -> u32 {
+        self.mr.key()
+    }
+
+    /// From now on changes go to the region of this key.
+    pub(crate) fn begin(&self, target: u32) {
+        self.state().target = target;
+    }
+
+    /// No more of that.
+    pub(crate) fn end(&self) {
+        self.state().target = 0;
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries over what changed, by a queue pair from this rank to itself. Waits for nothing.
+    pub(crate) fn carry(&self, rank: usize, qp: &mut CpuQp) -> Result<()> {
+        let mut state = self.state();
+        if state.target == 0 {
+            return Ok(());
+        }
+        let failed = |e| -> Error { posted("rmaProgress", rank, e) };
+        if let Some(ticket) = state.copy {
+            if !qp.queue()?.poll(ticket).map_err(failed)? {
+                return Ok(());
+            }
+            state.copy = None;
+        }
+        let mut span: Option<(usize, usize)> = None;
+        for i in 0..state.seen.len() {
+            let now = self.memory.load(8 * i)?;
+            if now != std::mem::replace(&mut state.seen[i], now) {
+                span = Some((span.map_or(i, |(first, _)| first), i));
+            }
+        }
+        let Some((first, last)) = span else {
+            return Ok(());
+        };
+        let (offset, len) = (8 * first as u64, 8 * (last - first + 1) as u64);
+        let target = cpu::remote_at(state.target, offset);
+        let by = Post::by(cpu::deadline(PATIENCE));
+        let source = cpu::local(&self.mr, offset, len);
+        state.copy = Some(qp.queue()?.put(target, source, by).map_err(failed)?);
+        Ok(())
+    }
+}
