@@ -11,6 +11,8 @@
 #     self two gpus handlers signals   every call, then rates: one rank; two on one GPU; a GPU a rank, as threads and as processes; rung by
 #                                      doorbell with record; signals in GPU memory
 #     rates million                    rates against blocks and contexts, large puts; a million signals
+#     proxy hosted floor               for comparison: NCCL's own CPU proxy over Doorbell's RMA plug-in; host-initiated NCCL over sockets and over
+#                                      NVLink; what the machine can do without either
 #     fault release killed             a script fails a request: the job must exit, or its kernels be let go; a rank is killed
 set -uo pipefail
 
@@ -20,7 +22,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed}
+RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed proxy hosted floor}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -29,6 +31,7 @@ NVCC=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 CUDA=$(dirname "$(dirname "$(realpath "$NVCC")")")
 SM=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
 failed=0
+building=()
 
 if [ -d "$SOURCE/lib" ] && [ -d "$SOURCE/include" ]; then
     NCCL=$(realpath "$SOURCE")
@@ -48,7 +51,11 @@ else
 fi
 LIB=$NCCL/lib
 
-"$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$NCCL/include" -o "$OUT/gin" "$HERE/nccl/gin.cu" "-L$LIB" -lnccl -lpthread || exit 2
+for one in gin host floor; do
+    "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$NCCL/include" -o "$OUT/$one" "$HERE/nccl/$one.cu" "-L$LIB" -lnccl -lpthread &
+    building[${#building[@]}]=$!
+done
+for one in "${building[@]}"; do wait "$one" || exit 2; done
 rm -f "$OUT/nccl-results.txt"
 
 # run NAME RANKS threads|processes [VARIABLE=VALUE...]
@@ -69,6 +76,17 @@ run() {
     fi
 }
 
+# beside NAME PROGRAM ARGUMENT [VARIABLE=VALUE...]
+beside() {
+    local name=$1 program=$2 argument=$3
+    shift 3
+    printf '\n== %s: %s\n' "$name" "$*" | tee -a "$OUT/nccl-results.txt"
+    # shellcheck disable=SC2086 # nothing, or a number
+    env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo NCCL_DEBUG=WARN "$@" \
+        setsid timeout --kill-after=5 "$LIMIT" "$program" $argument 2>&1 | tee -a "$OUT/nccl-results.txt"
+    [ "${PIPESTATUS[0]}" -eq 0 ] || { failed=1; echo "FAILED: $name" | tee -a "$OUT/nccl-results.txt"; }
+}
+
 GPUS=$(nvidia-smi -L | wc -l)
 SCRIPT='wqe=60, n=1: fail=REMOTE_ACCESS'
 for one in $RUNS; do
@@ -84,6 +102,13 @@ for one in $RUNS; do
         fault) MODE=fault run fault 2 processes DOORBELL_FAULT="$SCRIPT" ;;
         release) MODE=fault run release 2 processes DOORBELL_FAULT="$SCRIPT" DOORBELL_ON_ERROR=release ;;
         killed) MODE=killed run killed 2 processes ;;
+        proxy)
+            # The same program, kernels and links; what differs is who writes the work requests.
+            MODE=rates run proxy 2 processes NCCL_GIN_PLUGIN=none NCCL_RMA_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=2 ;;
+        hosted)
+            beside sockets "$OUT/host" 2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket
+            beside nvlink "$OUT/host" 2 ;;
+        floor) beside floor "$OUT/floor" "" ;;
         *) echo "no run is called $one"; exit 2 ;;
     esac
 done

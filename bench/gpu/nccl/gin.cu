@@ -264,6 +264,25 @@ __global__ void large(Job j) {
   meet(gin, 0);
 }
 
+// All-to-alls of small messages, as fast as signals let them follow each other: two halves in turn, since a rank may be one round ahead.
+__global__ void exchange(Job j) {
+  ncclGin gin{j.comm, 0};
+  int me = j.comm.rank, ranks = j.comm.nRanks;
+  unsigned long long base = gin.readSignal(5);
+  meet(gin, 0);
+  unsigned long long begin = now();
+  for (int round = 1; round <= j.rounds; round++) {
+    size_t half = round % 2 * ranks * j.bytes;
+    if (threadIdx.x < ranks)
+      gin.put(ncclTeamWorld(j.comm), threadIdx.x, j.win, HALF + half + me * j.bytes, j.win, half + threadIdx.x * j.bytes, j.bytes,
+              ncclGin_StrongSignalInc{5}, ncclGin_None{}, ncclCoopThread{}, ncclGin_None{}, cuda::thread_scope_thread, cuda::thread_scope_system);
+    gin.waitSignal(ncclCoopCta(), 5, base + (unsigned long long)round * ranks);
+  }
+  gin.flush(ncclCoopCta());
+  if (threadIdx.x == 0) j.out[1] = now() - begin;
+  meet(gin, 0);
+}
+
 // Puts with signals, and then a wait for what nobody sends.
 __global__ void stuck(Job j) {
   ncclGin gin{j.comm, 0, NCCL_GIN_RESOURCE_SHARING_THREAD};
@@ -447,6 +466,8 @@ static void rates(Rank& r) {
       if (rank == 0) printf("half round trip %s: %.2f us; %.2f cores\n", name, ns / 1e3, cores);
     }
   if (!is_mode("rates")) return;
+  unsigned long long each = run(r, "all-to-alls of 8 B", 1000, 8, [=](Job j) { exchange<<<1, 32, 0, s>>>(j); });
+  if (rank == 0) printf("all-to-all of 8 B: %.2f us a round; %.2f cores\n", each / 1e6, cores);
   for (int blocks = 1; blocks <= BLOCKS; blocks *= 2) {
     char name[64];
     snprintf(name, sizeof name, "%d block(s), a context each", blocks);
