@@ -54,7 +54,7 @@ const SHIPPED: &[&str] = &["doorbell-cli", "doorbell-c", "doorbell-nccl"];
 pub(crate) const PLUGINS: &[(&str, &str, &[&str])] = &[(
     "libdoorbell_nccl.so",
     "libnccl-gin-doorbell.so",
-    &["ncclGinPlugin_v14"],
+    &["ncclGinPlugin_v14", "ncclRmaPlugin_v14"],
 )];
 /// What the shared object may need at load time: the system's C library and its companions, nothing of a vendor.
 const MAY_NEED: &[&str] = &[
