@@ -34,6 +34,7 @@ mod who;
 pub use firing::FiringReport;
 pub use latency::quantile;
 pub use parts::{EventReport, KernelReport, PendingReport, RegionReport, WaitReport};
+pub use server::disarm;
 pub use who::is_stopped;
 
 /// Name and version of the document that [`server`] gives out.

@@ -273,8 +273,8 @@ fn parse(pid: u32, text: &[u8]) -> Result<ProcessReport, ReportError> {
     serde_json::from_value(report).map_err(nonsense)
 }
 
-/// What is read from a report is shown on a terminal: characters that would command it are replaced.
-fn disarm(value: &mut serde_json::Value) {
+/// What is read from a document is shown on a terminal: characters that would command it are replaced, in its strings and in the names of its fields.
+pub fn disarm(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
         Value::String(text) if text.chars().any(|c| c.is_control() && c != '\n') => {
