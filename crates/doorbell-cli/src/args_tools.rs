@@ -77,17 +77,17 @@ pub(crate) struct ExplainArgs {
     /// The mistake of the second run [default: rkey; send, which carries none: lkey]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) bad: Option<Bad>,
-    /// Instead of a mistake, a fault that the HCA plays in the second run, such as drop-doorbell or 'wqe=0: fail=RNR_RETRY';
+    /// Instead of a mistake, a fault that the HCA plays in the second run, such as drop-doorbell (once) or 'wqe=0: fail=RNR_RETRY';
     /// may be repeated (faults.md has the language)
     #[arg(long, value_name = "RULE", value_parser = rule, conflicts_with = "bad")]
     pub(crate) fault: Vec<String>,
 }
 
-/// A rule; an action alone is for every request.
+/// A rule; an action alone is played once.
 fn rule(text: &str) -> Result<String, String> {
     let text = match text.contains(':') || text.starts_with("seed=") {
         true => text.to_owned(),
-        false => format!(": {text}"),
+        false => format!("n=1: {text}"),
     };
     match text.parse::<doorbell::faults::Script>() {
         Ok(_) => Ok(text),

@@ -1,5 +1,6 @@
 //! The second run of an explanation with `--fault`: the same operation while the HCA plays a fault script, and who notices what.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
@@ -9,6 +10,7 @@ use super::page::Page;
 use super::{fields, key_names, outcome};
 use crate::WrongArguments;
 use crate::args::Operation;
+use doorbell::Device;
 use doorbell::faults::{Action, load};
 
 /// Faults that this set-up, one process over loopback, has nothing for.
@@ -40,10 +42,7 @@ pub(super) fn played(
 ) -> Result<()> {
     check(script)?;
     let mut lab = Lab::with_fault(script)?;
-    page.heading(&format!(
-        "The same while the HCA plays: {}",
-        script.trim_start_matches(": ")
-    ))?;
+    page.heading(&format!("The same while the HCA plays: {}", script))?;
     let names = key_names(lab.regions());
     let before = lab.changed(operation)?;
     let acted = lab.act(operation, None)?;
@@ -120,13 +119,28 @@ pub(super) fn played(
     if let Some(event) = lab.next_error() {
         facts.push(("", format!("Device::next_error, once: {event}")));
     }
-    for (i, line) in lab.device.diagnosis().into_iter().enumerate() {
+    for (i, line) in diagnosis(&lab.device).into_iter().enumerate() {
         facts.push((if i == 0 { "dump" } else { "" }, line));
     }
     page.facts(&facts)?;
 
     page.stage(5, "The way back")?;
     back(page, lab, operation, &acted, dead)
+}
+
+/// What `doorbell dump` would say, while somebody runs the engine.
+fn diagnosis(device: &Device) -> Vec<String> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                device.poll();
+            }
+        });
+        let lines = device.diagnosis();
+        done.store(true, Ordering::Relaxed);
+        lines
+    })
 }
 
 fn back(

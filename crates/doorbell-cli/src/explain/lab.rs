@@ -201,10 +201,10 @@ impl Lab {
             if cqe != cqe_before {
                 break cqe;
             }
-            if Instant::now() > until && self.short.is_some() {
-                break cqe;
-            }
             if Instant::now() > until {
+                if self.short.is_some() {
+                    break cqe;
+                }
                 bail!(
                     "the engine wrote no CQE within {PATIENCE:?}: this is a bug, please report it"
                 );

@@ -32,16 +32,16 @@ fn under(operation: Operation, rule: &str) -> anyhow::Result<String> {
 fn a_fault_is_played_and_who_notices_it_is_said() {
     for (rule, parts) in [
         (
-            ": drop-doorbell",
+            "n=1: drop-doorbell",
             &[
                 "Nothing was written: all 64 bytes",
                 "seen by the engine 0, complete 0",
-                "the engine saw no doorbell",
+                "its doorbell was lost on the way",
                 "the first is served as well",
             ][..],
         ),
         (
-            "wqe=0: withhold-cqe",
+            "n=1: withhold-cqe",
             &[
                 "Nothing was written: all 64 bytes",
                 "the bytes arrived: the work was done",
@@ -49,10 +49,10 @@ fn a_fault_is_played_and_who_notices_it_is_said() {
             ],
         ),
         (
-            ": fail=RNR_RETRY",
+            "n=1: fail=RNR_RETRY",
             &["RNR_RETRY", "Qp::error: WQE 0", "Posted once more"],
         ),
-        (": kill-engine", &["Qp::reset fails", "opened anew"]),
+        (": kill-engine", &["Qp::reset fails", "open it anew"]),
     ] {
         for operation in Operation::value_variants() {
             let text = under(*operation, rule).unwrap_or_else(|e| panic!("{rule}: {e:#}"));
