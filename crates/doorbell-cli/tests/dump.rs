@@ -115,9 +115,18 @@ fn a_stopped_process_is_shown_as_stopped_and_delays_no_other() {
 
 #[test]
 fn who_cannot_be_asked_is_said_to_be_what_it_is() {
-    let output = run(&["stat", &std::process::id().to_string()]);
+    let other = Running(
+        std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap(),
+    );
+    let output = run(&["stat", &other.pid()]);
     let (_, err) = texts(&output);
-    assert!(err.contains("has no open Doorbell device"), "{err}");
+    assert!(
+        err.contains("(sleep) answers no questions: it has no open"),
+        "{err}"
+    );
 }
 
 /// The records of a process that was killed.

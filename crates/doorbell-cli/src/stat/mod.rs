@@ -98,24 +98,23 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
             Err(error) => return Err(error),
         };
         for (pid, report) in &now {
+            let old = before.iter().find(|(p, _)| p == pid);
+            // At the first look at one there is nothing to compare with.
+            if matches!((report, old), (Ok(_), None | Some((_, Err(_))))) {
+                continue;
+            }
             if lines % SCREEN == 0 {
                 table.header(&mut out).context("writing")?;
             }
-            let old = before.iter().find(|(p, _)| p == pid);
-            let shown = match (report, old) {
+            lines += 1;
+            match (report, old) {
                 (Ok(new), Some((_, Ok(old)))) => {
                     table.row(&mut out, &row(old, new)).context("writing")?;
                     remarks(&mut out, old, new).context("writing")?;
-                    true
                 }
-                // The first look at it: there is nothing to compare with.
-                (Ok(_), _) => false,
-                (Err(error), _) => {
-                    silent(&mut out, *pid, error).context("writing")?;
-                    true
-                }
-            };
-            lines += u64::from(shown);
+                (Ok(_), _) => {}
+                (Err(error), _) => silent(&mut out, *pid, error).context("writing")?,
+            }
         }
         out.flush().context("writing")?;
         before = now;
