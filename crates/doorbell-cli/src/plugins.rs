@@ -2,11 +2,8 @@
 
 use std::path::Path;
 
-use doorbell_doctor::{NcclFound, nccl_with_plugin, tree::Live};
+use doorbell_doctor::{Report, examine, tree::Live};
 use serde::Serialize;
-
-/// What our plug-in for NCCL exports.
-const GIN: &[&str] = &["ncclGinPlugin_v14"];
 
 /// One plug-in, for `doorbell info`.
 #[derive(Debug, Serialize)]
@@ -26,9 +23,8 @@ pub(crate) struct Plugin {
 struct Found {
     version: Option<String>,
     path: String,
-    /// Null: its version could not be read.
-    fits: Option<bool>,
-    why: String,
+    fits: bool,
+    why: &'static str,
 }
 
 impl Plugin {
@@ -48,21 +44,27 @@ impl Plugin {
 
 /// All of them.
 pub(crate) fn list() -> Vec<Plugin> {
+    let report = examine(&Live::here());
     vec![nccl(
-        nccl_with_plugin(&Live::here(), GIN),
+        &report,
         crate::ship::installed("libnccl-gin-doorbell.so"),
     )]
 }
 
-fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
+fn nccl(report: &Report, path: Option<impl AsRef<Path>>) -> Plugin {
     let path = path.map(|p| p.as_ref().display().to_string());
-    let found: Vec<Found> = found
-        .into_iter()
-        .map(|found| Found {
-            version: found.version,
-            path: found.path,
-            fits: found.loads,
-            why: found.why,
+    let found: Vec<Found> = report
+        .libraries
+        .iter()
+        .filter(|l| l.name == "nccl")
+        .map(|l| {
+            let (fits, why) = judge(l.version.as_deref());
+            Found {
+                version: l.version.clone(),
+                path: l.path.clone(),
+                fits,
+                why,
+            }
         })
         .collect();
     let variables = match &path {
@@ -85,15 +87,53 @@ fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     }
 }
 
+/// Does that version of NCCL load the plug-in?
+fn judge(version: Option<&str>) -> (bool, &'static str) {
+    let mut numbers = version.unwrap_or("").split('.').map(str::parse::<u32>);
+    let mut next = || numbers.next().and_then(Result::ok);
+    match (next(), next(), next()) {
+        (Some(2), Some(30), Some(patch)) if patch >= 7 => (true, "it loads the plug-in"),
+        (Some(2), Some(minor), _) if minor > 30 => (true, "it loads the plug-in"),
+        (Some(2), Some(28..=30), _) => (
+            false,
+            "it has GIN, and takes older plug-ins only: use 2.30.7 or later",
+        ),
+        (Some(_), Some(_), _) => (false, "it has no GIN: use 2.30.7 or later"),
+        _ => (
+            false,
+            "its version could not be read; 2.30.7 or later loads the plug-in",
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell_doctor::tree::Manifest;
+
+    #[test]
+    fn versions_are_told_apart() {
+        for (version, fits) in [
+            ("2.30.7", true),
+            ("2.31.1", true),
+            ("2.32.3", true),
+            ("2.30.4", false),
+            ("2.28.9", false),
+            ("2.27.7", false),
+            ("new", false),
+        ] {
+            assert_eq!(judge(Some(version)).0, fits, "{version}");
+        }
+        assert!(!judge(None).0);
+    }
 
     #[test]
     fn a_place_without_the_plugin_says_what_to_do() {
-        let text = nccl(Vec::new(), None::<&Path>).words();
+        let machine = Manifest::parse("/proc/sys/kernel/osrelease: 6.8.0\n").expect("a machine");
+        let report = examine(&machine);
+        let text = nccl(&report, None::<&Path>).words();
         assert!(text.contains("DOORBELL_HOME"), "{text}");
-        let text = nccl(Vec::new(), Some("/opt/x/lib/p.so")).words();
+        let text = nccl(&report, Some("/opt/x/lib/p.so")).words();
         assert!(text.contains("NCCL_GIN_PLUGIN=/opt/x/lib/p.so"), "{text}");
     }
 }

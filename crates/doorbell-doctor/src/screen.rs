@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 
 use crate::report::{Gate, GateState, Library, Path, PathState, Report, Verdict, Who};
 
+const WIDTH: usize = 80;
 /// How the fix of a gate begins that nothing on this node can open.
 const NO_FIX: &str = "none";
 
 struct Screen {
     out: String,
     colour: bool,
-    /// Columns.
-    width: usize,
     /// Long fixes that were told: one is not told twice.
     told: BTreeSet<String>,
 }
@@ -20,12 +19,11 @@ struct Screen {
 /// A fix of this length is worth a reference to the first time it was told.
 const LONG: usize = 40;
 
-/// The whole screen, `width` columns wide; `colour` for a terminal whose user did not set `NO_COLOR`.
-pub fn screen(report: &Report, width: usize, colour: bool) -> String {
+/// The whole screen; `colour` for a terminal whose user did not set `NO_COLOR`.
+pub fn screen(report: &Report, colour: bool) -> String {
     let mut s = Screen {
         out: String::new(),
         colour,
-        width: width.max(40),
         told: BTreeSet::new(),
     };
     s.verdict(report);
@@ -60,7 +58,7 @@ impl Screen {
 
     /// `text` after `head`, wrapped, following lines under its first column.
     fn wrapped(&mut self, head: &str, wide: usize, code: Option<&str>, text: &str) {
-        for (i, line) in wrap(text, self.width - wide).into_iter().enumerate() {
+        for (i, line) in wrap(text, WIDTH - wide).into_iter().enumerate() {
             let line = match code {
                 Some(code) => self.paint(code, &line),
                 None => line,
@@ -329,12 +327,10 @@ impl Screen {
     fn library(&mut self, library: &Library) {
         let version = library.version.as_deref().unwrap_or("of unknown version");
         self.section(&format!("{} {version}", title(library.name)));
-        let place = self.paint(DIM, &short(&library.path, self.width - 2));
+        let place = self.paint(DIM, &short(&library.path));
         self.line(&format!("  {place}"));
         let mut told = BTreeSet::new();
-        let mut all = library.paths.iter();
-        let taken = all.position(|p| p.state == PathState::Taken);
-        for (at, path) in library.paths.iter().enumerate() {
+        for path in &library.paths {
             let (code, mark, state) = match path.state {
                 PathState::Taken => (GREEN, "▶", "takes this"),
                 PathState::Open => (DIM, "·", "could"),
@@ -348,9 +344,8 @@ impl Screen {
                 path.name,
                 who(path.who).1
             ));
-            // They are in the library's own order. One that comes before the path that is taken needs an explanation, and one behind it that the
-            // GPU has more of.
-            if taken.is_none_or(|taken| at <= taken) || path.who > library.who {
+            // A path that is not taken and not better than the one that is needs no explanation.
+            if path.who > library.who || path.state == PathState::Taken {
                 self.gates(path, &mut told);
             }
         }
@@ -461,13 +456,15 @@ fn who(who: Who) -> (&'static str, &'static str) {
 }
 
 /// A path that fits a line: its end says more than its beginning.
-fn short(path: &str, room: usize) -> String {
+fn short(path: &str) -> String {
     let length = path.chars().count();
-    if length <= room {
+    if length <= WIDTH - 2 {
         return path.to_owned();
     }
-    let end: String = path.chars().skip(length + 1 - room).collect();
-    format!("…{end}")
+    format!(
+        "…{}",
+        path.chars().skip(length - (WIDTH - 3)).collect::<String>()
+    )
 }
 
 /// Breaks at spaces; a word that is too long stands alone.

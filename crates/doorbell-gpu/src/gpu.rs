@@ -212,6 +212,15 @@ impl Gpu {
         }
     }
 
+    /// A dma-buf of device memory, by which other devices reach it, and where in it the memory begins. CUDA only, from CUDA 11.7 on and where the
+    /// driver's kernel module has dma-bufs (the open one does).
+    pub fn dmabuf(&self, addr: u64, len: usize) -> Result<(std::os::fd::OwnedFd, u64)> {
+        match &self.inner.engine {
+            Engine::Host(_) => Err(self.no_ipc()),
+            Engine::Cuda(cuda) => cuda.dmabuf(addr, len),
+        }
+    }
+
     /// Opens memory that another process exported with [`Buffer::export`]. CUDA only; `cuIpc` handles cannot be opened in the
     /// process that made them.
     pub fn import(&self, export: &Export) -> Result<Buffer> {

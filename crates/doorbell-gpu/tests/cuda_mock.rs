@@ -666,6 +666,25 @@ fn a_forked_child_is_told() {
 }
 
 #[test]
+fn memory_comes_as_a_dma_buf_of_whole_pages() {
+    use std::os::unix::fs::FileExt;
+    let mock = Mock::build("dmabuf", &[]);
+    let gpu = mock.open();
+    let buffer = gpu.alloc(MemKind::Device, 5000).unwrap();
+    buffer.write(0, &[7; 5000]).unwrap();
+    // From the middle of a page on.
+    let (fd, from) = gpu.dmabuf(buffer.device_addr() + 100, 4900).unwrap();
+    assert_eq!(from, 100);
+    let mut seen = [0; 4900];
+    std::fs::File::from(fd)
+        .read_exact_at(&mut seen, from)
+        .unwrap();
+    assert_eq!(seen, [7; 4900]);
+    assert!(gpu.dmabuf(1 << 50, 64).is_err(), "no memory of ours");
+    assert_eq!(mock.get("violations"), 0);
+}
+
+#[test]
 fn memory_of_others_is_exported_as_what_it_is_with_its_place() {
     let mock = Mock::build("foreign-export", &[]);
     let gpu = mock.open();

@@ -25,7 +25,6 @@ pub mod fault;
 mod hca;
 pub mod link;
 pub mod mem;
-mod patience;
 mod place;
 pub mod qp;
 mod raw;

@@ -276,6 +276,11 @@ impl Dma for Adapter {
         Ok(Staging { ptr, len, keep })
     }
 
+    fn dmabuf(&self, addr: u64, len: usize) -> Option<(OwnedFd, u64)> {
+        let made = self.gpu.dmabuf(addr, len);
+        made.inspect_err(|e| tracing::debug!("{e}")).ok()
+    }
+
     fn export(&self, addr: u64, len: u64) -> Result<DeviceHandle, String> {
         let own = self.known.gpu().get(&addr).and_then(Weak::upgrade);
         let exported = match own {

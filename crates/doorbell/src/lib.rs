@@ -83,7 +83,6 @@ mod endpoint;
 mod error;
 pub mod faults;
 mod fork;
-pub mod input;
 mod launch;
 mod memory;
 mod mr;

@@ -22,10 +22,8 @@ pub(super) enum Verdict {
     Better,
     /// Not further apart than noise.
     Same,
-    /// One side has a single measurement, and so no noise to compare with, or none.
+    /// One side has a single measurement, and so no noise to compare with.
     Unknown,
-    /// It was measured before, and failed after: no change of a figure.
-    Failed,
 }
 
 /// Knows how noisy figures are in general.
@@ -98,7 +96,9 @@ impl Judge {
             _ => None,
         };
         let verdict = match (a, b, ratio, noise) {
-            (Some(_), None, ..) if after.failed => Verdict::Failed,
+            // It was measured, and cannot be any more.
+            (Some(_), None, ..) if after.failed => Verdict::Worse,
+            (None, Some(_), ..) if before.failed => Verdict::Better,
             (Some(a), Some(b), Some(ratio), Some(noise)) => {
                 let apart = a.max < b.min || b.max < a.min;
                 let higher = ratio > 1.0;
@@ -182,11 +182,8 @@ mod tests {
     #[test]
     fn a_single_measurement_says_nothing_and_a_failure_does() {
         assert_eq!(verdict(Metric::Rate, &[100.0], &[1.0]), Verdict::Unknown);
-        assert_eq!(verdict(Metric::Rate, &[100.0, 101.0], &[]), Verdict::Failed);
-        assert_eq!(
-            verdict(Metric::Rate, &[], &[100.0, 101.0]),
-            Verdict::Unknown
-        );
+        assert_eq!(verdict(Metric::Rate, &[100.0, 101.0], &[]), Verdict::Worse);
+        assert_eq!(verdict(Metric::Rate, &[], &[100.0, 101.0]), Verdict::Better);
         assert_eq!(verdict(Metric::Rate, &[], &[]), Verdict::Unknown);
     }
 

@@ -4,7 +4,6 @@
 //! runs the engine, and shows what came back. What the engine checks is worked out beside it and compared with its answer.
 
 mod checks;
-mod fault;
 mod fields;
 mod lab;
 mod page;
@@ -24,8 +23,9 @@ use crate::{Ended, WrongArguments};
 
 /// Explains.
 pub(crate) fn run(args: &ExplainArgs) -> Result<Ended> {
-    let styled = crate::is_styled(&io::stdout());
-    let mut out = io::BufWriter::new(crate::out::out());
+    let out = io::stdout();
+    let styled = crate::is_styled(&out);
+    let mut out = io::BufWriter::new(out.lock());
     tell(&mut out, styled, args)?;
     out.flush().context("writing to standard output")?;
     Ok(Ended::Well)
@@ -49,13 +49,7 @@ fn tell(out: &mut dyn Write, styled: bool, args: &ExplainArgs) -> Result<()> {
     set_up(page, &lab)?;
     let good = well(page, &mut lab, operation)?;
     page.gap()?;
-    match args.fault.as_slice() {
-        [] => badly(page, lab, operation, bad, &good),
-        rules => {
-            drop(lab);
-            fault::played(page, operation, &rules.join("\n"), &good)
-        }
-    }
+    badly(page, lab, operation, bad, &good)
 }
 
 fn title(operation: Operation) -> &'static str {

@@ -4,8 +4,10 @@
 //! and writes one JSON file and one page. It changes nothing on the system: it opens devices, sends between its own queue pairs, and reads files.
 
 mod page;
+mod system;
 mod trial;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -14,12 +16,11 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
 
-use crate::environment::Machine;
 use crate::schema::{Outcome, Report};
 use crate::{Ended, lists};
 
 /// The name and version of the result file.
-const SCHEMA: &str = "doorbell-hwtest/1";
+const SCHEMA: &str = "doorbell-hwtest/2";
 
 #[derive(Debug, Args)]
 #[command(after_help = HWTEST)]
@@ -53,7 +54,7 @@ It changes nothing on the system. Some ten minutes for a device. With a second
 host:
   there: doorbell serve          here: doorbell hwtest --peer THAT_HOST
 Send doorbell-hwtest.json back: it names devices, their GIDs (which contain IP
-addresses), firmware, kernel, CPU, GPU and driver, and no more.
+addresses), PCI numbers, firmware, distribution, kernel, CPU, GPU and drivers.
 Exit status: 0 all well, 1 no device could be tested, 3 a step failed.";
 
 /// Everything that was found.
@@ -62,10 +63,9 @@ struct Results {
     schema: &'static str,
     version: String,
     started: String,
-    kernel: Option<String>,
-    cpu: Option<String>,
-    gpu_driver: Option<String>,
-    gpu: Option<String>,
+    /// It came to its end: otherwise this is what was known when it stopped.
+    complete: bool,
+    host: system::Host,
     /// Devices that cannot be opened, and why.
     refused: Vec<(String, String)>,
     devices: Vec<DeviceResult>,
@@ -77,45 +77,95 @@ struct DeviceResult {
     port: String,
     firmware: String,
     vendor: String,
+    hardware: system::Hardware,
     link_layer: &'static str,
     state: &'static str,
     mtu: u16,
+    max_message: u32,
+    atomics: bool,
     gid: Option<String>,
     steps: Vec<trial::Step>,
-    /// Outcomes of `doorbell perf`, as its JSON has them.
-    perf: Vec<Outcome>,
+    perf: Vec<Measured>,
     /// Measurements that failed, and how.
     failed: Vec<String>,
+    /// Whether the device reaches the GPU's memory: `reached`, or why not. Absent without a CUDA GPU.
+    gpu_memory: Option<String>,
+}
+
+/// What a measurement gave.
+#[derive(Debug, Serialize)]
+struct Measured {
+    /// The second host; absent between two processes of this one.
+    to: Option<String>,
+    /// As the JSON of `doorbell perf` has it.
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+impl DeviceResult {
+    fn new(name: String, port: Option<&doorbell::RdmaPort>) -> Self {
+        Self {
+            firmware: port.map_or(String::new(), |p| p.firmware.clone()),
+            vendor: port.map_or(String::new(), |p| {
+                format!("{:#06x}:{}", p.vendor.0, p.vendor.1)
+            }),
+            hardware: port.map_or_else(system::Hardware::default, |p| {
+                system::Hardware::read(&p.device, p.port)
+            }),
+            link_layer: port.map_or("", |p| p.link_layer),
+            state: port.map_or("", |p| p.state),
+            mtu: port.map_or(0, |p| p.mtu),
+            max_message: port.map_or(0, |p| p.max_message),
+            atomics: port.is_some_and(|p| p.atomics),
+            gid: port
+                .and_then(|p| p.gid.clone())
+                .map(|(index, gid, kind)| format!("{gid} (index {index}, {kind})")),
+            port: name,
+            steps: Vec::new(),
+            perf: Vec::new(),
+            failed: Vec::new(),
+            gpu_memory: None,
+        }
+    }
+
+    fn is_well(&self) -> bool {
+        self.failed.is_empty() && self.steps.iter().all(|s| s.ok)
+    }
+}
+
+impl Results {
+    /// Writes what is known by now: something that stops the host, or this program, leaves that.
+    fn save(&self, args: &HwtestArgs) -> Result<()> {
+        let json = serde_json::to_vec_pretty(self)?;
+        std::fs::write(&args.json, json)
+            .with_context(|| format!("writing {}", args.json.display()))?;
+        std::fs::write(&args.page, page::text(self))
+            .with_context(|| format!("writing {}", args.page.display()))
+    }
 }
 
 /// Runs it.
 pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
     let started = crate::environment::utc_now();
-    let machine = Machine::read();
     let (ports, refused) = doorbell::rdma_ports()?;
-    let mut say = |line: &str| {
-        // That it cannot be said (a full disk) does not end the test.
-        let _ = crate::out::say(&format!("{line}\n"));
+    let mut out = std::io::stdout().lock();
+    let mut say = move |line: &str| {
+        // A reader that is gone does not end the test.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     };
     say(&format!("doorbell hwtest {}", crate::VERSION));
     for (device, why) in &refused {
         say(&format!("{device}: cannot be opened: {why}"));
     }
-    let wanted: Vec<(String, Option<&doorbell::RdmaPort>)> = match args.device.as_slice() {
-        [] => ports
-            .iter()
-            .filter(|p| p.active)
-            .map(|p| (format!("{}:{}", p.device, p.port), Some(p)))
-            .collect(),
-        named => named
-            .iter()
-            .map(|name| {
-                let (device, port) = plain(name);
-                let found = ports.iter().find(|p| p.device == device && p.port == port);
-                (name.clone(), found)
-            })
-            .collect(),
-    };
+    let mut wanted: Vec<(String, Option<&doorbell::RdmaPort>)> = Vec::new();
+    for port in ports.iter().filter(|p| p.active && args.device.is_empty()) {
+        wanted.push((format!("{}:{}", port.device, port.port), Some(port)));
+    }
+    for name in &args.device {
+        let (device, number) = doorbell::connect::check_verbs_port(name)?;
+        let named = |p: &&doorbell::RdmaPort| p.device == device && p.port == number;
+        wanted.push((name.clone(), ports.iter().find(named)));
+    }
     for port in ports.iter().filter(|p| !p.active) {
         say(&format!(
             "{}:{}: its port is {}: not tested",
@@ -127,90 +177,82 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
             "no RDMA device has an active port: see `rdma link`, and `doorbell info` for what is missing"
         );
     }
-    let mut devices = Vec::new();
-    for (name, port) in wanted {
-        say(&format!("\n{name}"));
-        let amount = trial::Amount {
-            signals: args.signals,
-            timeout: args.timeout,
-        };
-        let steps = trial::run(&name, amount, &mut |step| say(&page::step(step)));
-        let mut result = DeviceResult {
-            firmware: port.map_or(String::new(), |p| p.firmware.clone()),
-            vendor: port.map_or(String::new(), |p| {
-                format!("{:#06x}:{}", p.vendor.0, p.vendor.1)
-            }),
-            link_layer: port.map_or("", |p| p.link_layer),
-            state: port.map_or("", |p| p.state),
-            mtu: port.map_or(0, |p| p.mtu),
-            gid: port
-                .and_then(|p| p.gid.clone())
-                .map(|(index, gid, kind)| format!("{gid} (index {index}, {kind})")),
-            port: name,
-            steps,
-            perf: Vec::new(),
-            failed: Vec::new(),
-        };
-        if !args.no_perf && result.steps.iter().any(|s| s.ok) {
-            measure(args, &mut result, None, &mut say);
-            if let Some(peer) = &args.peer {
-                measure(args, &mut result, Some(peer), &mut say);
-            }
-        }
-        devices.push(result);
-    }
-    let results = Results {
+    let mut results = Results {
         schema: SCHEMA,
         version: crate::VERSION.to_owned(),
         started,
-        kernel: machine.kernel,
-        cpu: machine.cpu,
-        gpu_driver: crate::environment::nvidia_driver(),
-        gpu: gpu_name(),
+        complete: false,
+        host: system::Host::read(),
         refused,
-        devices,
+        devices: Vec::new(),
     };
-    let json = serde_json::to_vec_pretty(&results)?;
-    std::fs::write(&args.json, json).with_context(|| format!("writing {}", args.json.display()))?;
-    std::fs::write(&args.page, page::text(&results))
-        .with_context(|| format!("writing {}", args.page.display()))?;
+    // Before the test, not after it, is when to hear that they cannot be written.
+    results.save(args)?;
+    for (name, port) in wanted {
+        say(&format!("\n{name}"));
+        let at = results.devices.len();
+        results.devices.push(DeviceResult::new(name.clone(), port));
+        let amount = trial::Amount {
+            signals: args.signals,
+            timeout: args.timeout,
+            atomics: results.devices[at].atomics,
+        };
+        trial::run(&name, amount, &mut |step| {
+            say(&page::step(&step));
+            results.devices[at].steps.push(step);
+            results.save(args)
+        })?;
+        if !args.no_perf && results.devices[at].steps.iter().any(|s| s.ok) {
+            measure(args, &mut results, at, None, &mut say)?;
+            if let Some(peer) = &args.peer {
+                measure(args, &mut results, at, Some(peer), &mut say)?;
+            }
+        }
+        if !args.no_perf && results.host.gpu.is_some() {
+            let said = gpu_memory(args, &name);
+            say(&format!("  GPU memory: {said}"));
+            results.devices[at].gpu_memory = Some(said);
+        }
+    }
+    results.complete = true;
+    results.save(args)?;
+    say(&format!("\n{}", page::verdict(&results)));
     say(&format!(
-        "\nwritten: {} (to send back) and {} (to read)",
+        "written: {} (to send back) and {} (to read)",
         args.json.display(),
         args.page.display()
     ));
-    let well = results
-        .devices
-        .iter()
-        .all(|d| d.failed.is_empty() && d.steps.iter().all(|s| s.ok));
-    Ok(match well {
+    Ok(match results.devices.iter().all(DeviceResult::is_well) {
         true => Ended::Well,
         false => Ended::CheckFailed,
     })
 }
 
-/// Device and port of `DEVICE[:PORT][?options]`.
-fn plain(name: &str) -> (&str, u8) {
-    let name = name.split('?').next().unwrap_or(name);
-    let (device, port) = name.split_once(':').unwrap_or((name, "1"));
-    (device, port.parse().unwrap_or(1))
+/// Does the device move GPU memory by itself? A test of its own: without that, payloads in host memory still go.
+fn gpu_memory(args: &HwtestArgs, port: &str) -> String {
+    let test = [
+        "put-bw",
+        "--size",
+        "64K",
+        "--mem",
+        "gpu",
+        "--local-mem",
+        "gpu",
+    ];
+    match one(args, port, "cuda", &test, None) {
+        Ok(_) => "reached".to_owned(),
+        Err(e) => crate::words(&e),
+    }
 }
 
-fn gpu_name() -> Option<String> {
-    let device = doorbell::Device::open().ok()?;
-    device
-        .gpu()
-        .is_cuda()
-        .then(|| device.gpu_info().name.clone())
-}
-
-/// The short measurements: each test once, checked, by this very program.
+/// The short measurements: each test once, checked, by this very program; and what the GPU's own kernels post, where there is one.
 fn measure(
     args: &HwtestArgs,
-    result: &mut DeviceResult,
+    results: &mut Results,
+    at: usize,
     peer: Option<&String>,
     say: &mut dyn FnMut(&str),
-) {
+) -> Result<()> {
     let tests: &[&[&str]] = &[
         &["put-bw", "--size", "8,4K,64K,1M"],
         &[
@@ -237,31 +279,40 @@ fn measure(
         &["put-lat", "--size", "8"],
         &["signal-lat", "--size", "8"],
     ];
-    for test in tests {
-        let label = format!(
-            "{}{}",
-            test.join(" "),
-            peer.map_or(String::new(), |p| format!(" to {p}"))
-        );
-        match one(args, &result.port, test, peer) {
+    let by_cuda: &[&[&str]] = &[&["put-bw", "--size", "8,64K"], &["put-lat", "--size", "8"]];
+    let by_cuda = match results.host.gpu {
+        Some(_) => by_cuda,
+        None => &[],
+    };
+    let all = tests.iter().map(|test| ("host", *test));
+    for (gpu, test) in all.chain(by_cuda.iter().map(|test| ("cuda", *test))) {
+        let result = &mut results.devices[at];
+        match one(args, &result.port, gpu, test, peer) {
             Ok(rows) => {
-                for row in &rows {
-                    say(&page::row(row));
+                for outcome in rows {
+                    let to = peer.cloned();
+                    let row = Measured { to, outcome };
+                    say(&page::row(&row));
+                    result.perf.push(row);
                 }
-                result.perf.extend(rows);
             }
             Err(e) => {
+                let to = peer.map_or(String::new(), |p| format!(" to {p}"));
+                let label = format!("{} (GPU: {gpu}){to}", test.join(" "));
                 let why = crate::words(&e);
                 say(&format!("  FAILED  {label}: {why}"));
                 result.failed.push(format!("{label}: {why}"));
             }
         }
+        results.save(args)?;
     }
+    Ok(())
 }
 
 fn one(
     args: &HwtestArgs,
     port: &str,
+    gpu: &str,
     test: &[&str],
     peer: Option<&String>,
 ) -> Result<Vec<Outcome>> {
@@ -271,7 +322,7 @@ fn one(
         .arg("perf")
         .args(test)
         .args(["--link", &format!("verbs:{port}")])
-        .args(["--check", "--quick", "--gpu", "host", "--json", "-"])
+        .args(["--check", "--quick", "--gpu", gpu, "--json", "-"])
         .args(["--timeout", &args.timeout.as_secs().max(1).to_string()])
         .stdin(Stdio::null());
     if let Some(peer) = peer {

@@ -33,6 +33,8 @@ pub(crate) struct Step {
 pub(crate) struct Amount {
     pub(crate) signals: u64,
     pub(crate) timeout: Duration,
+    /// The device has some.
+    pub(crate) atomics: bool,
 }
 
 /// Both sides: devices of this library over one port of an RDMA device.
@@ -118,7 +120,14 @@ fn told(error: DeviceError) -> anyhow::Error {
 }
 
 /// Runs all steps; what cannot even begin is the first step's failure.
-pub(crate) fn run(port: &str, amount: Amount, tell: &mut dyn FnMut(&Step)) -> Vec<Step> {
+///
+/// # Errors
+/// Those of `note`, which is given each step when it has ended.
+pub(crate) fn run(
+    port: &str,
+    amount: Amount,
+    note: &mut dyn FnMut(Step) -> Result<()>,
+) -> Result<()> {
     type Check = fn(&Bench, Amount) -> Result<String>;
     let checks: [(&'static str, Check); 9] = [
         ("sizes", sizes),
@@ -131,23 +140,18 @@ pub(crate) fn run(port: &str, amount: Amount, tell: &mut dyn FnMut(&Step)) -> Ve
         ("memory that goes under traffic", under_traffic),
         ("a peer that is gone", gone),
     ];
-    let mut steps = Vec::new();
-    let mut note = |step: Step| {
-        tell(&step);
-        steps.push(step);
-    };
     let (bench, step) = timed("opening", || {
         let bench = Bench::new(port, amount.timeout)?;
         let said = bench.a.device.verbs_describe()?;
         Ok((bench, said))
     });
-    note(step);
-    let Some(bench) = bench else { return steps };
+    note(step)?;
+    let Some(bench) = bench else { return Ok(()) };
     for (name, check) in checks {
         let (_, step) = timed(name, || Ok(((), check(&bench, amount)?)));
-        note(step);
+        note(step)?;
     }
-    steps
+    Ok(())
 }
 
 fn timed<T>(name: &'static str, f: impl FnOnce() -> Result<(T, String)>) -> (Option<T>, Step) {
@@ -260,8 +264,7 @@ fn words(bench: &Bench, amount: Amount) -> Result<String> {
     );
     done(q.nop(how))?;
     done(q.dump(how))?;
-    let port = bench.a.device.verbs_describe()?;
-    if port.contains("no atomics") {
+    if !amount.atomics {
         return Ok("inline data; this device has no atomics".to_owned());
     }
     bench.b.target.memory().store(64, 5)?;

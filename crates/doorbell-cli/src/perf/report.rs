@@ -92,7 +92,7 @@ impl Reporter {
         if self.quiet_stdout {
             Box::new(io::stderr())
         } else {
-            Box::new(crate::out::out())
+            Box::new(io::stdout())
         }
     }
 
@@ -100,7 +100,7 @@ impl Reporter {
     pub(crate) fn heading(&self, lines: &[String]) -> io::Result<()> {
         let mut out = self.out();
         for line in lines {
-            for part in crate::table::wrap(line, crate::out::columns()) {
+            for part in crate::table::wrap(line, 80) {
                 writeln!(out, "{part}")?;
             }
         }
@@ -280,7 +280,9 @@ impl Reporter {
         let mut text = serde_json::to_string_pretty(&report).context("writing JSON")?;
         text.push('\n');
         if to.as_os_str() == "-" {
-            crate::out::say(&text)
+            io::stdout()
+                .write_all(text.as_bytes())
+                .context("writing JSON to standard output")
         } else {
             std::fs::write(to, text).with_context(|| unwritable(to))
         }

@@ -18,37 +18,36 @@ const LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) experiment: Experiment,
-    /// The command to repeat it.
-    command: String,
-    /// As `perf` takes it.
-    pub(crate) args: PerfArgs,
+    /// Without `doorbell perf`.
+    pub(crate) words: Vec<String>,
+    pub(crate) link: Link,
+    /// The second end is a thread too: it needs a second process that drives its engine.
+    pub(crate) plays_two: bool,
 }
 
 impl Series {
-    /// `words`: without `doorbell perf`.
-    pub(crate) fn new(experiment: Experiment, words: Vec<String>) -> Result<Self> {
+    /// The command to repeat it.
+    pub(crate) fn command(&self) -> String {
         // A fault's rule has spaces in it.
         let quoted = |word: &String| match word.contains(char::is_whitespace) {
             true => format!("'{word}'"),
             false => word.clone(),
         };
-        let quoted: Vec<String> = words.iter().map(quoted).collect();
-        let command = format!("doorbell perf {}", quoted.join(" "));
-        let all = ["doorbell", "perf"].map(str::to_owned);
-        let parsed = Cli::try_parse_from(all.into_iter().chain(words));
-        match parsed.with_context(|| command.clone())?.command {
-            Command::Perf(args) => Ok(Self {
-                experiment,
-                command,
-                args: *args,
-            }),
-            _ => bail!("{command} is no perf command"),
-        }
+        let words: Vec<String> = self.words.iter().map(quoted).collect();
+        format!("doorbell perf {}", words.join(" "))
     }
 
-    /// The command to repeat it.
-    pub(crate) fn command(&self) -> String {
-        self.command.clone()
+    /// As `perf` takes it.
+    pub(crate) fn args(&self) -> Result<PerfArgs> {
+        let words = ["doorbell", "perf"].into_iter();
+        let all = words.chain(self.words.iter().map(String::as_str));
+        match Cli::try_parse_from(all)
+            .with_context(|| self.command())?
+            .command
+        {
+            Command::Perf(args) => Ok(*args),
+            _ => bail!("{} is no perf command", self.command()),
+        }
     }
 }
 
@@ -61,7 +60,7 @@ pub(crate) struct Here {
 }
 
 /// All series, in the order measured.
-pub(crate) fn series(args: &SweepArgs, here: Here) -> Result<Vec<Series>> {
+pub(crate) fn series(args: &SweepArgs, here: Here) -> Vec<Series> {
     let mut plan = Plan {
         args,
         here,
@@ -79,9 +78,7 @@ pub(crate) fn series(args: &SweepArgs, here: Here) -> Result<Vec<Series>> {
             Experiment::Queues => plan.queues(),
         }
     }
-    let all = plan.out.into_iter();
-    all.map(|(experiment, words)| Series::new(experiment, words))
-        .collect()
+    plan.out
 }
 
 /// What the reader of a report should know about what was left out.
@@ -97,7 +94,7 @@ pub(crate) fn notes(here: Here) -> Vec<String> {
 struct Plan<'a> {
     args: &'a SweepArgs,
     here: Here,
-    out: Vec<(Experiment, Vec<String>)>,
+    out: Vec<Series>,
 }
 
 impl Plan<'_> {
@@ -138,7 +135,14 @@ impl Plan<'_> {
             "--timeout".to_owned(),
             self.args.timeout.as_secs_f64().to_string(),
         ]);
-        self.out.push((experiment, all));
+        self.out.push(Series {
+            experiment,
+            words: all,
+            link,
+            plays_two: words
+                .first()
+                .is_some_and(|t| *t == "put-lat" || *t == "signal-lat"),
+        });
     }
 
     /// Rate against blocks, for each initiator, over loopback: what posting costs, not what a wire does.
@@ -280,11 +284,21 @@ mod tests {
                 "--quick --gpu host --hca-cores 1 --connect h",
                 "--sizes 8 --blocks 3",
             ] {
-                let all = series(&args(text), Here { cuda, cpus: 2 }).unwrap();
+                let all = series(&args(text), Here { cuda, cpus: 2 });
                 for experiment in Experiment::ALL {
                     assert!(
                         all.iter().any(|s| s.experiment == experiment),
                         "{text} {experiment:?}"
+                    );
+                }
+                for series in all {
+                    let perf = series.args().unwrap();
+                    assert_eq!(perf.link.kind, series.link, "{}", series.command());
+                    assert_eq!(
+                        perf.test.plays_two(),
+                        series.plays_two,
+                        "{}",
+                        series.command()
                     );
                 }
             }
@@ -297,7 +311,7 @@ mod tests {
             cuda: false,
             cpus: 2,
         };
-        let all = series(&args("--only sizes --links roce --sizes 8,64"), here).unwrap();
+        let all = series(&args("--only sizes --links roce --sizes 8,64"), here);
         assert_eq!(all.len(), 1);
         assert!(
             all[0]
@@ -305,11 +319,7 @@ mod tests {
                 .starts_with("doorbell perf put-bw --size 8,64 --link roce")
         );
         // Initiators are compared over loopback.
-        assert!(
-            series(&args("--only blocks --links shm"), here)
-                .unwrap()
-                .is_empty()
-        );
+        assert!(series(&args("--only blocks --links shm"), here).is_empty());
     }
 
     #[test]
@@ -320,11 +330,10 @@ mod tests {
                 cuda: false,
                 cpus: 2,
             },
-        )
-        .unwrap();
+        );
         let warps = host
             .iter()
-            .find(|s| s.command().contains("--sharing block"))
+            .find(|s| s.words.contains(&"block".to_owned()))
             .unwrap();
         assert!(
             warps.command().contains("--blocks 1,2,4 "),

@@ -123,6 +123,8 @@ table! {
         fn cuDeviceGetUuid_v2(*mut CuUuid, CuDevice);
         // CUDA 11.0: the physical memory behind somebody else's mapping.
         fn cuMemRetainAllocationHandle(*mut CuMemHandle, *mut c_void);
+        // CUDA 11.7: a dma-buf of device memory.
+        fn cuMemGetHandleForAddressRange(*mut c_void, CuDevicePtr, usize, c_int, u64);
         // The device of the calling thread's context.
         fn cuCtxGetDevice(*mut CuDevice);
         // CUDA 12.4: loads a function now, whatever CUDA_MODULE_LOADING says.

@@ -7,6 +7,7 @@
 mod context;
 mod copier;
 mod device;
+mod dmabuf;
 mod driver;
 mod launch;
 mod memops;
@@ -241,6 +242,10 @@ impl CudaGpu {
 
     pub(crate) fn export_foreign(&self, addr: u64, len: usize) -> Result<(Export, u64)> {
         Memory::export_foreign(&self.context, addr, len)
+    }
+
+    pub(crate) fn dmabuf(&self, addr: u64, len: usize) -> Result<(OwnedFd, u64)> {
+        dmabuf::export(&self.context, addr, len)
     }
 
     pub(crate) fn import_fd(&self, fd: &OwnedFd, len: usize) -> Result<Memory> {

@@ -393,6 +393,14 @@ R cuMemRelease(P h) {
         if (ranges[i].live && ranges[i].fd == (int)h - 1 && ranges[i].refs) { ranges[i].refs--; return OK; }
     return close((int)h - 1) ? INVALID : OK;
 }
+/* The heap's descriptor serves as a dma-buf: it begins where the memory does. */
+R cuMemGetHandleForAddressRange(void *out, P p, size_t size, int type, uint64_t flags) {
+    ENTER;
+    struct range *r = find(p);
+    if (type != 1 || flags || p % 4096 || size % 4096) { violate("a dma-buf of parts of pages"); return INVALID; }
+    if (!r || r->fd < 0 || p != r->start) return INVALID;
+    return (*(int *)out = dup(r->fd)) >= 0 ? OK : INVALID;
+}
 R cuMemAddressReserve(P *p, size_t size, size_t align, P addr, uint64_t flags) {
     ENTER;
     (void)addr; (void)flags;

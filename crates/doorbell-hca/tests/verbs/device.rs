@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use crate::common::{Options, PATIENCE, Rig};
 use doorbell_device::layout::CqKind;
 use doorbell_hca::verbs::VerbsConfig;
-use doorbell_hca::verbs::library::abi::wc_status;
-use doorbell_hca::{Destination, Event, HcaError, QpState};
+use doorbell_hca::verbs::library::abi::{event_type, wc_status};
+use doorbell_hca::{Affinity, Cores, Destination, Event, HcaConfig, HcaError, QpState};
 use doorbell_verbs_mock::{Config, Mock};
 use doorbell_wire::{Remote, Syndrome, Vendor, Wqe};
 
@@ -474,4 +474,44 @@ fn waits_and_nops_keep_their_places() {
     );
     p.a.ring();
     companion.wait(&p.rig, after);
+}
+
+#[test]
+fn an_event_reaches_its_queue_pair_whichever_core_reads_it() {
+    let rig = Rig::with(HcaConfig {
+        cores: Cores::Threads(2),
+        affinity: Affinity::None,
+        ..HcaConfig::default()
+    });
+    let mock = Mock::new(Config::default());
+    let wanted = VerbsConfig::new(mock.name());
+    let port = rig.hca.open_verbs(&mock.verbs(), &wanted).expect("opens");
+    let qps: Vec<_> = (0..16)
+        .map(|i| {
+            rig.qp_with(Options {
+                core: Some(i % 2),
+                ..Options::default()
+            })
+        })
+        .collect();
+    for two in qps.chunks(2) {
+        join(&two[0], &two[1], &port);
+    }
+    // The device's queue pairs work, so nobody finds out by asking.
+    for (i, qp) in qps.iter().enumerate() {
+        let end = qp.hca_qp().prepare(&port, PATIENCE).expect("its number");
+        let (event, expected) = match i % 3 {
+            0 => (event_type::QP_FATAL, Syndrome::TRANSPORT_RETRY),
+            _ => (event_type::QP_ACCESS_ERR, Syndrome::LOCAL_ACCESS),
+        };
+        mock.raise(event, end.qpn);
+        let until = Instant::now() + PATIENCE;
+        while qp.state() != QpState::Error {
+            assert!(Instant::now() < until, "queue pair {i} was not told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(qp.error_word().syndrome(), expected.0);
+        let others = qps[i + 1..].iter().all(|q| q.state() == QpState::Ready);
+        assert!(others, "only that one");
+    }
 }

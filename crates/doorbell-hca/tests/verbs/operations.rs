@@ -6,7 +6,7 @@ use doorbell_hca::verbs::library::abi::event_type;
 use doorbell_hca::{Access, Addressing, QpState};
 use doorbell_verbs_mock::Config;
 use doorbell_wire::cqe::{ErrorCqe, Kind};
-use doorbell_wire::{Key, Remote, Syndrome, Vendor, Wqe};
+use doorbell_wire::{Fence, Key, Remote, Syndrome, Vendor, Wqe, seg};
 
 use crate::pair::*;
 
@@ -253,4 +253,141 @@ fn a_queue_pair_that_the_peer_broke_without_a_word_is_found_out() {
     assert!(p.rig.until(|| p.b.state() == QpState::Error));
     assert_eq!(p.b.error_word().syndrome(), Syndrome::LOCAL_ACCESS.0);
     assert_eq!(p.a.state(), QpState::Ready);
+}
+
+/// What the device got to see of some requests.
+fn seen(p: &Pair, before: &doorbell_verbs_mock::Counts) -> [u64; 4] {
+    let now = p.mock.counts();
+    [
+        now.requests - before.requests,
+        now.signalled - before.signalled,
+        now.inline - before.inline,
+        now.fenced - before.fenced,
+    ]
+}
+
+#[test]
+fn requests_whose_keys_are_known_reach_the_device_as_those_that_are_taken_apart() {
+    both(|config| {
+        let mut p = Pair::new(config);
+        let dst = p.rig.region(512);
+        let to = p.there(&dst, 8);
+        for fence in [Fence::None, Fence::Full, Fence::Small] {
+            for operation in 0..8 {
+                // The first use of a key takes the request apart, the second does not; inline data never is, if it is short.
+                let own = p.rig.region(64);
+                let local = own.local(8, 24);
+                let eight = own.local(32, 8);
+                let wqe = match operation {
+                    0 => Wqe::write(to, local),
+                    1 => Wqe::write_imm(to, local, 0x0102_0304),
+                    2 => Wqe::read(to, local),
+                    3 => Wqe::send(local),
+                    4 => Wqe::send_imm(local, 0x0a0b_0c0d),
+                    5 => Wqe::fetch_add(to, eight, 5),
+                    6 => Wqe::compare_swap(to, eight, 77, 99),
+                    _ => Wqe::write_inline(to, &pattern(27, 3)),
+                };
+                let wqe = wqe.expect("a valid request").fence(fence);
+                let mut outcomes = Vec::new();
+                for _ in 0..2 {
+                    own.fill(0, &pattern(64, 1));
+                    dst.fill(0, &[9; 512]);
+                    dst.set_u64(8, 77);
+                    let number = matches!(operation, 1 | 3 | 4)
+                        .then(|| p.b.post_receive(&[dst.local(100, 64)]));
+                    poll_some(&p.rig);
+                    let before = p.mock.counts();
+                    let count = p.run(wqe);
+                    let got = number.map(|n| {
+                        assert!(p.rig.until(|| p.b.received(n).is_some()));
+                        let cqe = p.b.received(n).expect("just seen");
+                        (cqe.byte_cnt, cqe.imm)
+                    });
+                    let bytes = (own.bytes(0, 64), dst.bytes(0, 512));
+                    outcomes.push((count, got, bytes, seen(&p, &before)));
+                }
+                assert!(
+                    outcomes[0] == outcomes[1],
+                    "operation {operation}: {outcomes:?}"
+                );
+                let fenced = u64::from(fence != Fence::None);
+                assert_eq!(outcomes[0].3[3], fenced, "{fence:?}, operation {operation}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_wrong_with_a_request_whose_key_is_known_is_said_too() {
+    both(|config| {
+        let mut p = Pair::new(config);
+        let dst = p.rig.region(64);
+        let to = p.there(&dst, 0);
+        let closed = Access::REMOTE_READ;
+        for (wrong, expected) in [
+            (0, Vendor::LKEY_RANGE),
+            (1, Vendor::LKEY_ACCESS),
+            (2, Vendor::LKEY_ACCESS),
+        ] {
+            let own = match wrong {
+                1 | 2 => p.rig.region_with(64, closed, Addressing::Zero, p.rig.pd),
+                _ => p.rig.region(64),
+            };
+            // Now it is known.
+            p.run(Wqe::write(to, own.local(0, 8)).expect("a length"));
+            let wqe = match wrong {
+                0 => Wqe::write(to, own.local(60, 8)),
+                1 => Wqe::read(to, own.local(0, 8)),
+                _ => Wqe::fetch_add(to, own.local(0, 8), 1),
+            };
+            assert_eq!(
+                p.fails(wqe.expect("a valid request")).1,
+                expected,
+                "{wrong}"
+            );
+            p.again();
+        }
+        // Only a hand that writes rings can ask for a word that lies askew.
+        let own = p.rig.region(64);
+        p.run(Wqe::write(to, own.local(0, 8)).expect("a length"));
+        let wqe = Wqe::fetch_add(to, own.local(0, 8), 1).expect("eight bytes");
+        let mut chunks = wqe.signalled(true).emit(p.a.pi as u16, p.a.hca_qp().qpn());
+        chunks[1] = seg::raddr(to.addr + 4, to.key);
+        let at = p.a.post_chunks(&chunks[..4], 1);
+        p.a.ring();
+        assert_eq!(p.error_of(at).1, Vendor::MISALIGNED);
+        p.again();
+        // A key that was given back is not known any more.
+        let own = p.rig.region(64);
+        p.run(Wqe::write(to, own.local(0, 8)).expect("a length"));
+        let local = own.local(0, 8);
+        drop(own);
+        let fault = p.fails(Wqe::write(to, local).expect("a length"));
+        assert_eq!(fault.1, Vendor::REVOKED);
+    });
+}
+
+#[test]
+#[ignore = "heavy: a million atomics, one after the other"]
+fn heavy_a_million_signals_each_once() {
+    both(|config| {
+        let options = Options {
+            log_depth: 8,
+            ..Options::default()
+        };
+        let mut p = Pair::with(config, options, |_| {});
+        let (dst, old) = (p.rig.region(8), p.rig.region(8));
+        let wqe = Wqe::fetch_add(p.there(&dst, 0), old.local(0, 8), 1).expect("eight bytes");
+        let (laps, lap) = (4000, 250);
+        for _ in 0..laps {
+            for _ in 1..lap {
+                p.a.post(&wqe.signalled(false));
+            }
+            let at = p.a.go(wqe);
+            p.a.wait(&p.rig, at);
+        }
+        assert_eq!((dst.u64(0), old.u64(0)), (1_000_000, 999_999));
+        assert_eq!(p.mock.counts().overruns, 0);
+    });
 }

@@ -24,12 +24,12 @@ pub fn check_roce_port(text: &str) -> crate::Result<()> {
     crate::provider::roce_port(text).map(drop)
 }
 
-/// Whether `text` names an RDMA device's port: what [`Config::verbs`](crate::Config::verbs) takes. Nothing is opened.
+/// The device and port that `text` names: what [`Config::verbs`](crate::Config::verbs) takes. Nothing is opened.
 ///
 /// # Errors
 /// [`Error::Setting`](crate::Error::Setting) with what to give instead.
-pub fn check_verbs_port(text: &str) -> crate::Result<()> {
-    crate::provider::verbs_port(text).map(drop)
+pub fn check_verbs_port(text: &str) -> crate::Result<(String, u8)> {
+    crate::provider::verbs_port(text).map(|config| (config.device, config.port))
 }
 
 /// Whether `text` says which faults to inject: what [`RoceWrap::fault`](crate::RoceWrap::fault) takes.

@@ -102,7 +102,7 @@ impl Run<'_> {
         // SAFETY: inline bytes are copied at once.
         unsafe {
             self.link
-                .push(self.sent, 0, self.ask, op, Data::Inline(bytes))
+                .push(self.sent, self.flags, self.ask, op, Data::Inline(bytes))
         }
         .then_some(len)
     }
