@@ -367,6 +367,8 @@ fn failure_of(wc: &Wc) -> (Syndrome, Vendor) {
         // InfiniBand has no status for these, which say that there is nobody.
         status::BAD_DEST_QPN => of(Fault::PeerDead),
         status::UNREACHABLE => of(Fault::RetryExceeded),
+        // Nothing of this side has failed before: the queue pair did.
+        _ if wc.status == wc_status::WR_FLUSH_ERR => of(Fault::PortDown),
         _ => (syndrome(wc.status), Vendor::NONE),
     }
 }
@@ -390,6 +392,8 @@ mod tests {
         let lost = (Syndrome::TRANSPORT_RETRY, Vendor::NONE);
         assert_eq!(of(wc_status::RESP_TIMEOUT_ERR, 15), lost);
         assert_eq!(of(wc_status::RESP_TIMEOUT_ERR, 13), lost);
+        let stopped = (Syndrome::TRANSPORT_RETRY, Vendor::ENGINE_DOWN);
+        assert_eq!(of(wc_status::WR_FLUSH_ERR, 1), stopped);
         let refused = (Syndrome::REMOTE_ACCESS, Vendor::NONE);
         assert_eq!(of(wc_status::REM_ACCESS_ERR, 7), refused);
     }
