@@ -33,6 +33,7 @@ mod units;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
@@ -50,6 +51,10 @@ pub(crate) enum Ended {
     CheckFailed,
     /// The same, and the other side of the run says so.
     CheckFailedThere,
+    /// It ran well, and its capture is not whole.
+    CaptureEnded {
+        lost: u64,
+    },
     /// `doctor`'s verdict is its exit status.
     Verdict(u8),
 }
@@ -67,6 +72,8 @@ impl std::fmt::Display for WrongArguments {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log();
+    // A file that may not grow further is an error of the write, as a full disk is, and kills nobody: the signal has a handler that does nothing.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let ended = match &cli.command {
         Command::Info(args) => info::run(args),
         Command::Doctor(args) => doctor::run(args),
@@ -91,6 +98,13 @@ fn main() -> ExitCode {
             ExitCode::from(3)
         }
         Ok(Ended::CheckFailedThere) => ExitCode::from(3),
+        Ok(Ended::CaptureEnded { lost }) => {
+            complain(&format!(
+                "doorbell: the run is well, its capture is not: {} packets are missing at its end",
+                units::grouped(lost)
+            ));
+            ExitCode::FAILURE
+        }
         Ok(Ended::Verdict(status)) => ExitCode::from(status),
         // Whoever read our output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,

@@ -50,6 +50,45 @@ fn a_lossy_network_is_counted_in_the_result_file_and_captured() {
     assert!(std::fs::metadata(pcap).expect("a capture").len() > 100_000);
 }
 
+/// Where files may not grow any more, or the disk is full, the transfer goes on; the capture ends with a whole packet, and it is said, by the status
+/// too.
+#[test]
+fn a_capture_that_finds_no_room_ends_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let pcap = dir.path().join("p.pcapng");
+    let perf = "perf put-bw --link roce --gpu host --check --iters 200000 --no-baseline --pcap";
+    // 20 MiB as dash counts, 40 as bash does; the capture would have 60.
+    let output = std::process::Command::new("sh")
+        .args([
+            "-c",
+            "ulimit -f 40960; exec \"$0\" \"$@\"",
+            env!("CARGO_BIN_EXE_doorbell"),
+        ])
+        .args(words(perf))
+        .arg(&pcap)
+        .output()
+        .expect("sh");
+    let (out, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(1), "{out}{err}");
+    assert!(out.contains("none wrong"), "{out}{err}");
+    assert!(out.contains("capture_lost"), "{out}{err}");
+    assert!(
+        err.contains("has ended")
+            && err.contains("too large")
+            && err.contains("are missing at its end"),
+        "{err}"
+    );
+    let file = std::fs::read(pcap).expect("a capture");
+    let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().expect("four")) as usize;
+    let mut at = 0;
+    while at < file.len() {
+        let len = word(at + 4);
+        assert_eq!(word(at + len - 4), len, "a block at {at} is whole");
+        at += len;
+    }
+    assert!(at > 15 << 20, "{at}");
+}
+
 #[test]
 fn a_time_out_is_about_nothing_happening() {
     // Each launch takes longer than the time-out, and so does the large message; something happens all the time.

@@ -218,6 +218,29 @@ fn a_capture_that_cannot_be_made_is_said_clearly() {
     assert!(error.to_string().contains("/nonexistent/x"), "{error}");
 }
 
+/// Who reads a capture through a pipe, and goes: the packets go on, and those that nobody captured are counted.
+#[test]
+fn a_capture_that_ends_stops_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&name).status();
+    assert!(made.unwrap().success());
+    let reader = std::thread::spawn({
+        let name = name.clone();
+        move || {
+            let mut start = [0; 12];
+            std::io::Read::read_exact(&mut std::fs::File::open(name).unwrap(), &mut start).unwrap();
+            start
+        }
+    });
+    let mut a = Pcapng::create(open("udp://127.0.0.1"), &name).unwrap();
+    assert_eq!(reader.join().unwrap()[..4], 0x0a0d_0d0au32.to_le_bytes());
+    let mut b = open("udp://127.0.0.1");
+    assert_eq!(run(&mut a, &mut *b, 3000).len(), 3000);
+    assert_eq!(run(&mut *b, &mut a, 3000).len(), 3000);
+    assert_eq!(a.counters().capture_lost, 6000);
+}
+
 #[test]
 fn wrappers_wrap_each_other() {
     let folder = tempfile::tempdir().unwrap();

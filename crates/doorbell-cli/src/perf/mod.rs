@@ -172,7 +172,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
             Err(error)
         }
         None if reporter.errors() > 0 => Ok(Ended::CheckFailed),
-        None => Ok(Ended::Well),
+        None => Ok(captured(&bench.device)),
     }
 }
 
@@ -205,6 +205,15 @@ pub(crate) fn roce_line(device: &doorbell::Device) -> Option<String> {
 /// What to know of a run whose two processes have one GPU.
 const ONE_GPU: &str = "one GPU serves both processes, which take turns of milliseconds: what one waits for from the other's kernel or copies takes a \
     turn, whatever its size (--peer-gpu names another GPU; the Multi-Process Service does without turns)";
+
+/// How a run that was well ended: its capture may not be whole.
+pub(crate) fn captured(device: &doorbell::Device) -> Ended {
+    let counters = counters::read::<doorbell::Qp>(device, &[]);
+    match counters.get("capture_lost") {
+        None | Some(0) => Ended::Well,
+        Some(&lost) => Ended::CaptureEnded { lost },
+    }
+}
 
 /// The host GPU bounds the threads of a kernel, each being one of the system: told before the queues of so many are made.
 fn fits(cases: &[Case], bench: &Bench) -> Result<()> {

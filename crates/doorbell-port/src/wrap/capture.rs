@@ -2,10 +2,13 @@
 //!
 //! A UDP socket shows neither frame nor IP header, so they are made up again: addresses and ports are true, hardware addresses are
 //! invented from the IP addresses, and the IPv4 identification is the one that the ICRC was made with.
+//!
+//! A disk that is full ends the capture and nothing else: the file ends with a whole packet, a warning says why, and
+//! [`PortCounters::capture_lost`] counts the packets that are not in it.
 //! Format: <https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcapng/>.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path as FilePath, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -32,16 +35,21 @@ const OPTION_NAME: u16 = 2;
 const OPTION_RESOLUTION: u16 = 9;
 const OPTION_FLAGS: u16 = 2;
 
+/// Bytes that are gathered before they are written.
+const GATHER: usize = 256 << 10;
+
 /// A port that writes what is sent and received to a file.
 #[derive(Debug)]
 pub struct Pcapng<P> {
     inner: P,
-    file: BufWriter<File>,
+    /// `None`: the capture has ended.
+    file: Option<File>,
     name: PathBuf,
+    /// Whole blocks that are in the file, in bytes, and those that are to follow.
+    written: u64,
+    waiting: Vec<u8>,
     block: Vec<u8>,
     frame: Vec<u8>,
-    /// Something is in the buffer that is not in the file.
-    dirty: bool,
     /// Calls that found nothing since something was written.
     idle: u32,
     lost: u64,
@@ -67,11 +75,12 @@ impl<P: Port> Pcapng<P> {
             PortError::system(format!("making the capture file {}", name.display()), e)
         })?;
         let mut this = Self {
-            file: BufWriter::with_capacity(256 << 10, file),
+            file: Some(file),
             name: name.to_owned(),
+            written: 0,
+            waiting: Vec::with_capacity(GATHER + (16 << 10)),
             block: Vec::with_capacity(8 << 10),
             frame: Vec::with_capacity(8 << 10),
-            dirty: true,
             idle: 0,
             lost: 0,
             inner,
@@ -88,16 +97,14 @@ impl<P: Port> Pcapng<P> {
         this.option(OPTION_COMMENT, comment.as_bytes());
         this.option(0, &[]);
         let title = this.inner.describe().title;
-        let written = this.write_block(SECTION).and_then(|()| {
-            // Ethernet, no limit of length, times in nanoseconds.
-            this.block.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
-            this.option(OPTION_NAME, title.as_bytes());
-            this.option(OPTION_RESOLUTION, &[9]);
-            this.option(0, &[]);
-            this.write_block(INTERFACE)?;
-            this.file.flush()
-        });
-        written.map_err(|e| {
+        this.add_block(SECTION);
+        // Ethernet, no limit of length, times in nanoseconds.
+        this.block.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+        this.option(OPTION_NAME, title.as_bytes());
+        this.option(OPTION_RESOLUTION, &[9]);
+        this.option(0, &[]);
+        this.add_block(INTERFACE);
+        this.put().map_err(|e| {
             PortError::system(format!("writing the capture file {}", name.display()), e)
         })?;
         Ok(this)
@@ -115,19 +122,21 @@ impl<P: Port> Pcapng<P> {
         self.block.resize(self.block.len().next_multiple_of(4), 0);
     }
 
-    fn write_block(&mut self, kind: u32) -> std::io::Result<()> {
+    /// Ends the block that was made up.
+    fn add_block(&mut self, kind: u32) {
         let len = (self.block.len() as u32 + 12).to_le_bytes();
-        self.file.write_all(&kind.to_le_bytes())?;
-        self.file.write_all(&len)?;
-        self.file.write_all(&self.block)?;
-        self.file.write_all(&len)?;
-        self.block.clear();
-        self.dirty = true;
+        self.waiting.extend_from_slice(&kind.to_le_bytes());
+        self.waiting.extend_from_slice(&len);
+        self.waiting.append(&mut self.block);
+        self.waiting.extend_from_slice(&len);
         self.idle = 0;
-        Ok(())
     }
 
     fn write(&mut self, time: u64, sent: bool, packet: &Frame<'_>) {
+        if self.file.is_none() {
+            self.lost += 1;
+            return;
+        }
         self.frame.clear();
         make_frame(&mut self.frame, packet);
         let len = (self.frame.len() as u32).to_le_bytes();
@@ -150,11 +159,62 @@ impl<P: Port> Pcapng<P> {
             self.option(OPTION_COMMENT, comment.as_bytes());
         }
         self.option(0, &[]);
-        if self.write_block(PACKET).is_err() {
-            self.block.clear();
-            self.lost += 1;
+        self.add_block(PACKET);
+        if self.waiting.len() >= GATHER {
+            self.flush();
         }
     }
+}
+
+impl<P> Pcapng<P> {
+    /// Writes what was gathered.
+    fn put(&mut self) -> std::io::Result<()> {
+        let Some(file) = &mut self.file else {
+            return Ok(());
+        };
+        file.write_all(&self.waiting)?;
+        self.written += self.waiting.len() as u64;
+        self.waiting.clear();
+        Ok(())
+    }
+
+    /// As [`Self::put`]; if it fails, the capture ends.
+    fn flush(&mut self) {
+        let Err(error) = self.put() else { return };
+        let Some(file) = self.file.take() else { return };
+        // A part of what was gathered may be in the file: the whole blocks of it stay. Pipes and devices have no length.
+        let there = file.metadata().map_or(0, |m| m.len());
+        let (mut end, mut lost, mut cut) = (0, 0, false);
+        while let Some([kind, len]) = two_words(&self.waiting[end..]) {
+            end += len as usize;
+            if self.written + end as u64 <= there {
+                continue;
+            }
+            lost += u64::from(kind == PACKET);
+            let whole = (end - len as usize) as u64;
+            if !std::mem::replace(&mut cut, true) {
+                let _ = file.set_len(self.written + whole);
+            }
+        }
+        self.lost += lost;
+        self.waiting = Vec::new();
+        tracing::warn!(
+            "the capture {} has ended, the transfer goes on: {error}; make room, or capture less (--iters, --secs)",
+            self.name.display()
+        );
+    }
+}
+
+impl<P> Drop for Pcapng<P> {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+/// Kind and length of the block at the beginning.
+fn two_words(bytes: &[u8]) -> Option<[u32; 2]> {
+    let words = bytes.first_chunk::<8>()?.as_chunks::<4>().0;
+    Some([u32::from_le_bytes(words[0]), u32::from_le_bytes(words[1])])
 }
 
 /// Ethernet, IP and UDP headers around a packet.
@@ -255,9 +315,8 @@ impl<P: Port> Port for Pcapng<P> {
         if came == 0 {
             // Whoever looks at the file while it grows should see the end of a burst.
             self.idle = self.idle.saturating_add(1);
-            if self.dirty && self.idle == 64 {
-                let _ = self.file.flush();
-                self.dirty = false;
+            if self.idle == 64 && !self.waiting.is_empty() {
+                self.flush();
             }
             return Ok(0);
         }
