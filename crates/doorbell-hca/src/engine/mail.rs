@@ -86,9 +86,7 @@ impl EngineQp {
             Ok(false) => Step::Parked,
             Err(fault) => {
                 // Nothing is handed over any more; what was may or may not have been delivered.
-                let ctrl = self.give_up_flight();
-                self.unstage(cx.dma, cx.slot);
-                Step::Failed(fault, ctrl)
+                Step::Failed(fault, self.give_up_flight())
             }
         }
     }

@@ -34,6 +34,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
+use doorbell_wire::Ctrl;
+
 use exec::Step;
 use keys::Keys;
 use qp::{Park, Rung, Target};
@@ -458,20 +460,14 @@ impl EngineQp {
             match self.forward(cx) {
                 Step::Done => progress = true,
                 Step::Parked => {}
-                Step::Failed(fault, ctrl) => {
-                    self.fail(cx.inner, fault, ctrl);
-                    return true;
-                }
+                Step::Failed(fault, ctrl) => return self.fail_turn(cx, fault, ctrl),
             }
         }
         if !self.cold.copies.is_empty() {
             match self.drain(cx) {
                 Step::Done => progress = true,
                 Step::Parked => {}
-                Step::Failed(fault, ctrl) => {
-                    self.fail(cx.inner, fault, ctrl);
-                    return true;
-                }
+                Step::Failed(fault, ctrl) => return self.fail_turn(cx, fault, ctrl),
             }
         }
         // SAFETY: passed on.
@@ -519,6 +515,7 @@ impl EngineQp {
                 Says::Alone => (end, singly, by_device) = (start + 1, true, false),
                 Says::Nothing => return false,
                 Says::Fail(syndrome, vendor, ctrl) => {
+                    self.unstage(cx.dma, cx.slot);
                     self.fail_as(cx.inner, syndrome, vendor, ctrl);
                     return true;
                 }
@@ -571,12 +568,18 @@ impl EngineQp {
             }
         }
         self.publish();
-        if let Some((fault, ctrl)) = failed {
-            self.unstage(cx.dma, cx.slot);
-            self.fail(cx.inner, fault, ctrl);
-            return true;
+        match failed {
+            Some((fault, ctrl)) => self.fail_turn(cx, fault, ctrl),
+            None => self.exec != start || sliced,
         }
-        self.exec != start || sliced
+    }
+
+    /// A WQE failed in this turn, and the QP with it: what was under way through buffers is let go of. `true`: something was done.
+    #[cold]
+    fn fail_turn(&mut self, cx: &mut Cx<'_>, fault: Fault, ctrl: Option<Ctrl>) -> bool {
+        self.unstage(cx.dma, cx.slot);
+        self.fail(cx.inner, fault, ctrl);
+        true
     }
 
     /// # Safety
