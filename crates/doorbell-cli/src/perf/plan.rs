@@ -16,6 +16,8 @@ const QUICK_BYTES: u64 = 16 << 20;
 const QUICK_MESSAGES: u64 = 1 << 17;
 /// What an unchecked run cycles through, per thread: perftest's cycle buffer.
 const CYCLE_BYTES: u64 = 4096;
+/// The same for messages that take receives, where they are longer.
+const RECEIVE_BYTES: u64 = 8 << 20;
 /// Payload memory on each side, checked or not.
 const MAX_BYTES: u64 = 4 << 30;
 /// Threads that `--initiator cpu` and the host GPU may be asked for.
@@ -80,6 +82,11 @@ impl Case {
                 (CHECK_BYTES, CHECK_MESSAGES)
             };
             (bytes / self.grid() / stride).clamp(1, (messages / self.grid()).max(1))
+        } else if self.test == Test::SendBw {
+            // A receive of its own for each of those to come, or every message waits until the one before was taken.
+            (CYCLE_BYTES / stride)
+                .max(8.min(RECEIVE_BYTES / stride))
+                .max(1)
         } else {
             (CYCLE_BYTES / stride).max(1)
         };
@@ -492,6 +499,10 @@ mod tests {
         }
         let case = parse("put-bw --check --iters 10").unwrap().remove(0);
         assert_eq!(case.places(), 16);
+        for (size, places) in [("8", 512), ("64K", 8), ("1M", 8), ("4M", 2), ("64M", 1)] {
+            let case = parse(&format!("send-bw --size {size}")).unwrap().remove(0);
+            assert_eq!(case.places(), places, "{size}");
+        }
     }
 
     #[test]
