@@ -5,6 +5,7 @@
 //! lib/libdoorbell.so[.0[.x.y]] the C ABI; SONAME libdoorbell.so.0, symbols bound to versions by doorbell.map
 //! lib/libdoorbell.a, lib/pkgconfig/doorbell.pc
 //! lib/libnccl-gin-doorbell.so  what NCCL loads
+//! lib/libnccl-net-doorbell.so  what NCCL 2.28 and 2.29 load
 //! include/                     doorbell.h, doorbell_device.h
 //! ptx/                         doorbell.ptx, the kernels; doorbell_device.ptx, the functions that CUDA C++ links
 //! share/                       man pages, shell completions
@@ -49,13 +50,31 @@ const SONAME: &str = "libdoorbell.so.0";
 /// Where C's side of the project lives.
 const C_CRATE: &str = "crates/doorbell-c";
 /// The crates whose builds are shipped.
-const SHIPPED: &[&str] = &["doorbell-cli", "doorbell-c", "doorbell-nccl"];
+const SHIPPED: &[&str] = &[
+    "doorbell-cli",
+    "doorbell-c",
+    "doorbell-nccl",
+    "doorbell-nccl-net",
+];
 /// Plug-ins that other libraries load: what cargo calls them, what those libraries look for, and the names that they look up.
-pub(crate) const PLUGINS: &[(&str, &str, &[&str])] = &[(
-    "libdoorbell_nccl.so",
-    "libnccl-gin-doorbell.so",
-    &["ncclGinPlugin_v14", "ncclRmaPlugin_v14"],
-)];
+pub(crate) const PLUGINS: &[(&str, &str, &[&str])] = &[
+    (
+        "libdoorbell_nccl.so",
+        "libnccl-gin-doorbell.so",
+        &["ncclGinPlugin_v14", "ncclRmaPlugin_v14"],
+    ),
+    (
+        "libdoorbell_nccl_net.so",
+        "libnccl-net-doorbell.so",
+        // Rust exports the tables of the crate below, too; newer releases of NCCL find them there.
+        &[
+            "ncclGinPlugin_v11",
+            "ncclNetPlugin_v11",
+            "ncclGinPlugin_v14",
+            "ncclRmaPlugin_v14",
+        ],
+    ),
+];
 /// What the shared object may need at load time: the system's C library and its companions, nothing of a vendor.
 const MAY_NEED: &[&str] = &[
     "libc.so.6",

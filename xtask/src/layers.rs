@@ -23,6 +23,7 @@ const LAYERS: &[&str] = &[
     "doorbell",
     "doorbell-c",
     "doorbell-nccl",
+    "doorbell-nccl-net",
     "doorbell-doctor",
     "doorbell-cli",
 ];

@@ -11,8 +11,8 @@ use doorbell::{
     Access, Addressing, AnyQp, CqKind, Export, ExportLayout, Memory, Mr, Place, export_array,
 };
 
-use crate::abi::device::{CONTEXT1, Context2, Table};
-use crate::abi::net::{DeviceHandle, GDAKI_VERSION, TYPE_GDAKI};
+use crate::abi::device::{CONTEXT1, Context0, Context2, OldQp, Table};
+use crate::abi::net::{DeviceHandle, GDAKI_VERSION, GDAKI_VERSION_OLD, TYPE_GDAKI};
 use crate::comm::Comm;
 use crate::node::WatchedWords;
 use crate::qps::{Qps, Shape};
@@ -41,6 +41,8 @@ pub(crate) struct Request {
 /// Which structures the application's device code reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
+    /// Headers up to 2.29.7: one context a connection, and another queue pair.
+    Version0,
     /// Headers of 2.30.3 and 2.30.4.
     Version1,
     /// Headers since 2.30.5.
@@ -50,6 +52,7 @@ pub(crate) enum Form {
 impl Form {
     fn stride(self) -> usize {
         match self {
+            Self::Version0 => size_of::<Context0>(),
             Self::Version1 => CONTEXT1,
             Self::Version2 => size_of::<Context2>(),
         }
@@ -124,7 +127,7 @@ pub(crate) struct Contexts {
     _waits: WatchedWords,
     qps: Qps,
     // In the order in which they may go: structures, then what they name.
-    _exports: Vec<Export>,
+    _arrays: Vec<Array>,
     _structures: Memory,
     _signals: Words,
     _counters: Words,
@@ -168,6 +171,40 @@ impl Words {
     }
 }
 
+/// The queue pairs of a context as device code indexes them.
+struct Array {
+    addr: u64,
+    /// What it is a copy of, or lies in.
+    _export: Export,
+    _copy: Option<Memory>,
+}
+
+impl Array {
+    fn new(comm: &Comm, qps: &[AnyQp], form: Form) -> Result<Self> {
+        let export = export_array(qps, ExportLayout::Packed)?;
+        if form != Form::Version0 {
+            let addr = export.qps_addr();
+            return Ok(Self {
+                addr,
+                _export: export,
+                _copy: None,
+            });
+        }
+        let structures = export.structures()?;
+        let bytes: Vec<u8> = structures
+            .iter()
+            .flat_map(|qp| OldQp::from(qp).to_bytes())
+            .collect();
+        let copy = comm.node.device.alloc(Place::Gpu, bytes.len())?;
+        copy.write(0, &bytes)?;
+        Ok(Self {
+            addr: copy.device_addr(),
+            _export: export,
+            _copy: Some(copy),
+        })
+    }
+}
+
 /// Where things are in the structures' memory.
 struct Plan {
     /// Contexts, at 0.
@@ -204,8 +241,8 @@ struct Parts {
     signals: Words,
     counters: Words,
     sink: Words,
-    exports: Vec<Export>,
-    companions: Vec<Export>,
+    arrays: Vec<Array>,
+    companions: Vec<Array>,
     structures: Memory,
     endpoints: Vec<Vec<u8>>,
 }
@@ -249,15 +286,14 @@ impl Contexts {
             cq: CqKind::PerSlot,
         };
         let qps = Qps::build(comm, &shape)?;
-        let export = |qps: &[AnyQp]| -> Result<Vec<Export>> {
-            let arrays = qps.chunks(ranks);
-            arrays
-                .map(|qps| Ok(export_array(qps, ExportLayout::Packed)?))
+        let arrays = |qps: &[AnyQp]| -> Result<Vec<Array>> {
+            qps.chunks(ranks)
+                .map(|qps| Array::new(comm, qps, request.form))
                 .collect()
         };
         Ok(Parts {
-            exports: export(&qps.main)?,
-            companions: export(&qps.companions)?,
+            arrays: arrays(&qps.main)?,
+            companions: arrays(&qps.companions)?,
             structures: comm
                 .node
                 .device
@@ -303,8 +339,8 @@ impl Contexts {
         for context in 0..request.contexts {
             let words = 8 * context * comm.ranks;
             let structure = Context2 {
-                qps: parts.exports[context].qps_addr(),
-                companions: parts.companions.get(context).map_or(0, Export::qps_addr),
+                qps: parts.arrays[context].addr,
+                companions: parts.companions.get(context).map_or(0, |array| array.addr),
                 counters: parts
                     .counters
                     .table(context, request.counters, at(plan.counter_keys)),
@@ -312,7 +348,7 @@ impl Contexts {
                     .signals
                     .table(context, request.signals, at(plan.signal_keys)),
                 sink_lkey: parts.sink.mr.key_be(),
-                use_dump: 1,
+                use_dump: u8::from(request.form != Form::Version0),
                 reserved: [0; 3],
                 last_issued_get: at(plan.issued + words),
                 last_visible_get: at(plan.visible + words),
@@ -328,12 +364,12 @@ impl Contexts {
             signals,
             counters,
             sink,
-            mut exports,
+            mut arrays,
             companions,
             structures,
             ..
         } = parts;
-        exports.extend(companions);
+        arrays.extend(companions);
         log::info(format_args!(
             "rank {}: {} context(s) of {} queue pairs, depth {}, rung by {}, {} signals, {} counters",
             comm.rank,
@@ -347,7 +383,10 @@ impl Contexts {
         Ok(Self {
             handle: Box::new(DeviceHandle {
                 device_type: TYPE_GDAKI,
-                device_version: GDAKI_VERSION,
+                device_version: match request.form {
+                    Form::Version0 => GDAKI_VERSION_OLD,
+                    _ => GDAKI_VERSION,
+                },
                 handle: std::ptr::with_exposed_provenance_mut::<c_void>(base as usize),
                 size: 0,
                 needs_progress: 0,
@@ -357,7 +396,7 @@ impl Contexts {
                 [&signals, &counters].map(|words| words.mr.memory().clone()),
             ),
             qps,
-            _exports: exports,
+            _arrays: arrays,
             _structures: structures,
             _signals: signals,
             _counters: counters,
@@ -380,6 +419,14 @@ impl Contexts {
     pub(crate) fn destroy(self) {
         let Self { qps, .. } = self;
         drop(qps);
+    }
+}
+
+impl OldQp {
+    /// The bytes to copy to the GPU.
+    pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
+        // SAFETY: as for `Context2`.
+        unsafe { std::mem::transmute(*self) }
     }
 }
 

@@ -113,6 +113,24 @@ pub enum Error {
         /// What it may be.
         remedy: &'static str,
     },
+    /// A release of NCCL that has other structures.
+    #[error(
+        "NCCL {}.{}.{} loads libnccl-net-doorbell.so, which is for 2.28.7 to 2.29.7: from 2.30.7 on set NCCL_GIN_PLUGIN to libnccl-gin-doorbell.so, and no NCCL_NET_PLUGIN",
+        found / 10_000, found / 100 % 100, found % 100
+    )]
+    Release {
+        /// As `ncclGetVersion` has it.
+        found: u32,
+    },
+    /// The network part of the object for older releases was asked to carry something.
+    #[error(
+        "{call}: libnccl-net-doorbell.so is for ranks of one host, which NCCL must connect by P2P or shared memory: unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE; \
+         for several hosts use NCCL 2.30.7 or later"
+    )]
+    NoNetwork {
+        /// The entry of the table.
+        call: &'static str,
+    },
     /// An object that is in use still.
     #[error("{object} is in use still, by {by}: {remedy}")]
     InUse {
@@ -138,7 +156,11 @@ impl Error {
     pub fn status(&self) -> Status {
         match self {
             Self::Argument { .. } => INVALID_ARGUMENT,
-            Self::Variable { .. } | Self::Order { .. } | Self::Handle { .. } => INVALID_USAGE,
+            Self::Variable { .. }
+            | Self::Order { .. }
+            | Self::Handle { .. }
+            | Self::Release { .. }
+            | Self::NoNetwork { .. } => INVALID_USAGE,
             Self::Collective { .. }
             | Self::Peer { .. }
             | Self::Link { .. }

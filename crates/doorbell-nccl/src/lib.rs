@@ -22,6 +22,7 @@ mod rma;
 pub mod rma_v14;
 mod settings;
 mod shadow;
+pub mod v11;
 pub mod v14;
 mod window;
 

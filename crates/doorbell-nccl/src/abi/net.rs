@@ -10,6 +10,10 @@ pub const TYPE_PROXY: c_int = 2;
 pub const TYPE_GDAKI: c_int = 3;
 /// The version that NCCL's own GDAKI backend puts into its handle; device code does not read it.
 pub const GDAKI_VERSION: c_int = 200;
+/// The same up to 2.29.7.
+pub const GDAKI_VERSION_OLD: c_int = 100;
+/// A network whose requests the host makes (`NCCL_NET_DEVICE_HOST`).
+pub const TYPE_HOST: c_int = 0;
 
 /// `ncclNetVDeviceProps`: the physical NICs of a virtual one.
 #[repr(C)]

@@ -7,8 +7,36 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, fence};
 use std::time::{Duration, Instant};
 
-/// Bytes of a queue pair in the array that a context points to.
-const QP: u64 = 296;
+/// Where the two forms of a queue pair differ.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    /// Bytes of one in the array that a context points to.
+    stride: u64,
+    lock: u64,
+    num: u64,
+    mask: u64,
+    handler: u64,
+    /// 2.30 and later: gets are tracked, and made visible by a flush.
+    gets: bool,
+}
+
+const NEW: Form = Form {
+    stride: 296,
+    lock: 56,
+    num: 60,
+    mask: 62,
+    handler: 288,
+    gets: true,
+};
+/// Up to 2.29.7.
+const OLD: Form = Form {
+    stride: 280,
+    lock: 52,
+    num: 56,
+    mask: 58,
+    handler: 272,
+    gets: false,
+};
 /// A work request of more is split.
 const CHUNK: u64 = 1 << 30;
 /// `fm_ce_se`: write a CQE.
@@ -108,6 +136,7 @@ impl With {
 pub struct Qp {
     at: u64,
     sharing: Sharing,
+    form: Form,
 }
 
 impl Qp {
@@ -120,11 +149,11 @@ impl Qp {
     }
 
     pub fn depth(self) -> u64 {
-        u64::from(u16_of(self.at + 60))
+        u64::from(u16_of(self.at + self.form.num))
     }
 
     pub fn handler(self) -> i32 {
-        u32_at(self.at + 288).load(Relaxed) as i32
+        u32_at(self.at + self.form.handler).load(Relaxed) as i32
     }
 
     fn cqn(self) -> u32 {
@@ -154,8 +183,8 @@ impl Qp {
 
     /// Writes one WQE: control segment, then the rest; what the headers leave uninitialised is garbage here.
     fn write(self, index: u64, opcode: u32, segments: &[[u32; 4]]) {
-        let slot =
-            u64_at(self.at + 64).load(Relaxed) + 64 * (index & u64::from(u16_of(self.at + 62)));
+        let slot = u64_at(self.at + 64).load(Relaxed)
+            + 64 * (index & u64::from(u16_of(self.at + self.form.mask)));
         let ds = 1 + segments.len() as u32;
         let qpn_ds = match ds {
             // The headers keep these words ready-made.
@@ -206,7 +235,7 @@ impl Qp {
             2 | 10 if opts & AGGREGATE != 0 => {}
             2 => {
                 // SAFETY: the lock word of this queue pair.
-                let lock = unsafe { AtomicI32::from_ptr((self.at + 56) as *mut i32) };
+                let lock = unsafe { AtomicI32::from_ptr((self.at + self.form.lock) as *mut i32) };
                 while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
                     std::thread::yield_now();
                 }
@@ -300,6 +329,7 @@ pub struct Gin {
     pub rank: usize,
     pub ranks: usize,
     sharing: Sharing,
+    form: Form,
 }
 
 impl Gin {
@@ -310,6 +340,15 @@ impl Gin {
             rank,
             ranks,
             sharing: Sharing::Gpu,
+            form: NEW,
+        }
+    }
+
+    /// As headers up to 2.29.7 see it: one context a connection, and another queue pair.
+    pub fn old(handle: u64, rank: usize, ranks: usize) -> Self {
+        Self {
+            form: OLD,
+            ..Self::new(handle, 72, 0, rank, ranks)
         }
     }
 
@@ -328,8 +367,9 @@ impl Gin {
     fn nth(self, array: u64, peer: usize) -> Qp {
         assert!(peer < self.ranks);
         Qp {
-            at: u64_at(self.at + array).load(Relaxed) + QP * peer as u64,
+            at: u64_at(self.at + array).load(Relaxed) + self.form.stride * peer as u64,
             sharing: self.sharing,
+            form: self.form,
         }
     }
 
@@ -504,6 +544,12 @@ impl Gin {
     /// `gin.flush` towards one peer: a DUMP behind gets that nobody has made visible, then a wait for everything reserved.
     pub fn flush(self, peer: usize, time: Duration) -> Result<(), Failed> {
         let qp = self.qp(peer);
+        if !self.form.gets {
+            return match qp.word(0).load(Relaxed) {
+                0 => Ok(()),
+                n => qp.poll(n - 1, time),
+            };
+        }
         let issued = u64_at(u64_at(self.at + 72).load(Relaxed) + 8 * peer as u64);
         let visible = u64_at(u64_at(self.at + 80).load(Relaxed) + 8 * peer as u64);
         let upto = if issued.load(Relaxed) > visible.load(Relaxed) {

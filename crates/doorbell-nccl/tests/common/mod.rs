@@ -27,16 +27,17 @@ pub const LONG: Duration = Duration::from_secs(30);
 
 /// The shared object that cargo built beside this test.
 pub fn shared_object() -> PathBuf {
+    beside("libdoorbell_nccl.so")
+}
+
+pub fn beside(name: &str) -> PathBuf {
     let deps = std::env::current_exe().expect("this program");
     let deps = deps.parent().expect("its folder");
-    let found = [
-        deps.join("libdoorbell_nccl.so"),
-        deps.join("../libdoorbell_nccl.so"),
-    ];
+    let found = [deps.join(name), deps.join("..").join(name)];
     found
         .into_iter()
         .find(|p| p.is_file())
-        .expect("libdoorbell_nccl.so beside this test")
+        .unwrap_or_else(|| panic!("{name} beside this test"))
 }
 
 /// The table, looked up as NCCL looks it up.

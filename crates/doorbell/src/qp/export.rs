@@ -291,6 +291,19 @@ impl Export {
         self.memory.device_addr()
     }
 
+    /// The queue pairs' structures as they are now, for device code that has another form of them. Whoever posts by a copy posts instead of
+    /// this export's users: indices are not shared.
+    pub fn structures(&self) -> Result<Vec<GpuQp>> {
+        (0..self.len())
+            .map(|index| {
+                let mut bytes: QpBytes = [0; size_of::<GpuQp>()];
+                self.memory.read(index * self.layout.stride(), &mut bytes)?;
+                // SAFETY: `GpuQp` is `repr(C)` and made of integers, so any bytes are one.
+                Ok(unsafe { bytes.as_ptr().cast::<GpuQp>().read_unaligned() })
+            })
+            .collect()
+    }
+
     /// The first error that device code saw on queue pair `index`; it can be there before the kernel has ended.
     pub fn device_error(&self, index: usize) -> Result<Option<QpFault>> {
         let at = self.exts() + index * EXT + offset_of!(QpExt, error);
