@@ -13,6 +13,8 @@
 #     rates million                    rates against blocks and contexts, large puts; a million signals
 #     proxy hosted floor               for comparison: NCCL's own CPU proxy over Doorbell's RMA plug-in; host-initiated NCCL over sockets and over
 #                                      NVLink; what the machine can do without either
+#     old                              NCCL 2.28.9 or 2.29 as OLD_NCCL has it (a folder with its include/ and lib/; default: the one of the
+#                                      first PyTorch wheel that is found), with bench/gpu/nccl/gin28.cu
 #     fault release killed             a script fails a request: the job must exit, or its kernels be let go; a rank is killed
 set -uo pipefail
 
@@ -22,7 +24,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed proxy hosted floor}
+RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed proxy hosted floor old}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -109,6 +111,14 @@ for one in $RUNS; do
             beside sockets "$OUT/host" 2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket
             beside nvlink "$OUT/host" 2 ;;
         floor) beside floor "$OUT/floor" "" ;;
+        old)
+            OLD_NCCL=${OLD_NCCL:-$(find / -path '*/nvidia/nccl/include' -not -path '/proc/*' 2>/dev/null | head -1 | xargs -r dirname)}
+            [ -d "$OLD_NCCL/include" ] || { echo "no NCCL of a PyTorch wheel: set OLD_NCCL"; exit 2; }
+            "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$OLD_NCCL/include" -o "$OUT/gin28" "$HERE/nccl/gin28.cu" \
+                "-L$OLD_NCCL/lib" -l:libnccl.so.2 -lpthread || exit 2
+            LIB=$OLD_NCCL/lib beside old "$OUT/gin28" 2 NCCL_NET_PLUGIN="$DIST/lib/libnccl-net-doorbell.so" NCCL_GIN_TYPE=3 \
+                NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV "NCCL_DEBUG_FILE=$OUT/nccl-old.%p.log"
+            grep -hE 'plugin Doorbell|GIN/Doorbell' "$OUT"/nccl-old.*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20 ;;
         *) echo "no run is called $one"; exit 2 ;;
     esac
 done

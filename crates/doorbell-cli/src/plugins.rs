@@ -87,6 +87,9 @@ fn nccl(report: &Report, path: Option<impl AsRef<Path>>) -> Plugin {
     }
 }
 
+/// What is said of releases that look inside a network plug-in.
+const OLDER: &str = "it loads libnccl-net-doorbell.so, beside the plug-in: NCCL_NET_PLUGIN instead of NCCL_GIN_PLUGIN, for ranks of one host";
+
 /// Does that version of NCCL load the plug-in?
 fn judge(version: Option<&str>) -> (bool, &'static str) {
     let mut numbers = version.unwrap_or("").split('.').map(str::parse::<u32>);
@@ -94,9 +97,11 @@ fn judge(version: Option<&str>) -> (bool, &'static str) {
     match (next(), next(), next()) {
         (Some(2), Some(30), Some(patch)) if patch >= 7 => (true, "it loads the plug-in"),
         (Some(2), Some(minor), _) if minor > 30 => (true, "it loads the plug-in"),
+        (Some(2), Some(28), Some(patch)) if patch >= 7 => (true, OLDER),
+        (Some(2), Some(29), _) => (true, OLDER),
         (Some(2), Some(28..=30), _) => (
             false,
-            "it has GIN, and takes older plug-ins only: use 2.30.7 or later",
+            "it has GIN, and takes other plug-ins only: use 2.28.7 to 2.29.7, or 2.30.7 or later",
         ),
         (Some(_), Some(_), _) => (false, "it has no GIN: use 2.30.7 or later"),
         _ => (
@@ -118,7 +123,9 @@ mod tests {
             ("2.31.1", true),
             ("2.32.3", true),
             ("2.30.4", false),
-            ("2.28.9", false),
+            ("2.28.9", true),
+            ("2.29.7", true),
+            ("2.28.3", false),
             ("2.27.7", false),
             ("new", false),
         ] {
