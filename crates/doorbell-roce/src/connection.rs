@@ -30,6 +30,8 @@ pub struct Connection {
     /// Whose turn it is when both halves have something to send, and for how many packets more.
     replies_first: bool,
     run: u32,
+    /// Acknowledgements are for a later burst.
+    quiet: bool,
 }
 
 impl Connection {
@@ -51,6 +53,7 @@ impl Connection {
             told_stopped: false,
             replies_first: false,
             run: RUN,
+            quiet: false,
         })
     }
 
@@ -133,10 +136,12 @@ impl Connection {
     }
 
     /// A burst of [`Self::transmit`] begins: messages come before acknowledgements, so that what both ends wait for is first, and what fills up a
-    /// train is shorter than what began it.
-    pub fn begin_burst(&mut self) {
+    /// train is shorter than what began it. `quietly`: acknowledgements are not sent in this burst, if the peer is owed nothing else; the caller
+    /// sees to it that another burst follows soon.
+    pub fn begin_burst(&mut self, quietly: bool) {
         self.replies_first = false;
         self.run = RUN;
+        self.quiet = quietly && self.responder.only_acknowledges();
     }
 
     /// Writes the next packet, from base header to padding, to the front of `out` and returns its length. `None`: nothing to send now. Where the
@@ -163,11 +168,12 @@ impl Connection {
         // The half whose run has ended comes back after the other, if that has nothing.
         for _ in 0..3 {
             if self.run > 0 {
-                let sent = if self.replies_first {
-                    self.responder.transmit(memory, &mut self.counters, out)
-                } else {
-                    self.requester
-                        .transmit(now, memory, &mut self.counters, out)
+                let sent = match self.replies_first {
+                    true if self.quiet => None,
+                    true => self.responder.transmit(memory, &mut self.counters, out),
+                    false => self
+                        .requester
+                        .transmit(now, memory, &mut self.counters, out),
                 };
                 if sent.is_some() {
                     self.run -= 1;

@@ -113,6 +113,11 @@ impl Responder {
         self.replies.is_empty() && self.received.is_empty()
     }
 
+    /// Is nothing owed but positive acknowledgements?
+    pub(crate) fn only_acknowledges(&self) -> bool {
+        self.stopped.is_none() && self.replies.only_acknowledges()
+    }
+
     /// A request of a reliable connection.
     pub(crate) fn request(
         &mut self,

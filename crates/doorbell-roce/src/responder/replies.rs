@@ -83,6 +83,11 @@ impl Replies {
         self.queue.is_empty()
     }
 
+    /// Is all of it positive acknowledgements?
+    pub(super) fn only_acknowledges(&self) -> bool {
+        self.queue.iter().all(|(_, reply)| reply.is_ack())
+    }
+
     /// Forgets everything that is to be said.
     pub(super) fn clear(&mut self) {
         self.queue.clear();

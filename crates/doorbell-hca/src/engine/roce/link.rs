@@ -7,9 +7,9 @@ use doorbell_roce::{Connection, Message, Op, PostError};
 use doorbell_wire::roce::Transport;
 use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
 
-use super::ANSWERS;
 use super::flight::{Bytes, Flight, InFlight, LIMIT};
 use super::memory::QpMemory;
+use super::pace::Pace;
 use super::ready::Place;
 use crate::engine::Cx;
 use crate::engine::exec::{MAX_MESSAGE, Outcome};
@@ -22,42 +22,6 @@ use crate::roce::{RoceReceiver, RoceTarget, plain};
 
 /// How long finding the way to a peer may take (address resolution).
 const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
-
-/// Does this queue pair answer what it hears in the next round? See the module's documentation.
-#[derive(Debug, Default)]
-pub(super) struct Pace {
-    /// The round in which the last request arrived.
-    pub(super) heard: u64,
-    /// A message was posted, and no packet asked for since.
-    posted: bool,
-    /// The last round in which one was.
-    answered: u64,
-    /// Requests in a row that were answered in the round after.
-    answers: u8,
-    /// Acknowledgements were held in the last round: not again.
-    held: bool,
-}
-
-impl Pace {
-    /// Does what there is to send wait for the next round? `heard`: what arrived in this round has been handled.
-    pub(super) fn hold(&mut self, heard: bool, round: u64) -> bool {
-        if std::mem::take(&mut self.posted) {
-            self.answered = round;
-            let answer = self.heard + 1 == round;
-            self.answers = if answer {
-                (self.answers + 1).min(ANSWERS)
-            } else {
-                0
-            };
-        } else if heard && self.answered != round && (self.held || self.heard + 1 == round) {
-            // There was nothing to travel with.
-            self.answers = 0;
-        }
-        let hold = heard && !self.held && self.heard == round && self.answers == ANSWERS;
-        self.held = hold;
-        hold
-    }
-}
 
 /// A connected QP's other end.
 #[derive(Debug)]

@@ -4,16 +4,15 @@
 //! its packets, its time-outs and what became of its messages. So a poster's packets do not wait for a look at the socket, and time-outs come
 //! after what arrived. Nothing here waits, and what a stranger sends costs a look-up and a count.
 //!
-//! A packet costs the kernel far more than it costs us. Where each request has been answered by a message of our own in the very next round
-//! (a ping-pong of WRITEs whose caller drives the engine), the acknowledgement is held for that round and travels behind the message, in one
-//! train. A thread that runs the core always comes back; where callers run it, and may stop at any time, the keeper (see `keeper`) gives the
-//! core that round.
+//! In a ping-pong acknowledgements are held back (see `pace`). A thread that runs the core always comes back to send them; where callers run
+//! it, and may stop at any time, the keeper (see `keeper`) gives the core the rounds that it takes.
 
 mod flight;
 mod inward;
 mod link;
 mod memory;
 mod outward;
+mod pace;
 mod ready;
 mod staged;
 
@@ -30,6 +29,7 @@ use doorbell_wire::roce::{Bth, Kind, Packet};
 pub(super) use flight::{Flight, InFlight};
 pub(crate) use link::Link;
 pub(super) use memory::fault_of;
+use pace::Leave;
 use staged::Ended;
 pub(super) use staged::Staged;
 
@@ -48,8 +48,6 @@ const BATCHES: usize = 4;
 const SHARE: usize = 128;
 /// A call that brought fewer packets than this has very likely emptied the socket.
 const FEW: usize = 16;
-/// Requests in a row that were answered in the next round, after which acknowledgements are held for one.
-const ANSWERS: u8 = 4;
 
 /// When connections are asked for packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,6 +56,8 @@ enum Stage {
     Posted,
     /// What arrived has been handled.
     Heard,
+    /// The queue pair goes: now or never.
+    Last,
 }
 
 /// Queue pair numbers are spread by themselves.
@@ -376,12 +376,17 @@ impl CorePort {
         if stage == Stage::Heard && link.connection.timeout().is_some_and(|at| at <= now) {
             link.connection.on_timeout(now);
         }
-        if link.pace.hold(stage == Stage::Heard, self.round) {
-            self.held = true;
+        let leave = match stage {
+            Stage::Last => link.pace.all(),
+            _ => link.pace.leave(stage == Stage::Heard, self.round, now),
+        };
+        let behind = leave != Leave::All;
+        self.held |= behind;
+        if leave == Leave::Nothing {
             return (0, true);
         }
         memory.lends = self.lends;
-        link.connection.begin_burst();
+        link.connection.begin_burst(behind);
         let mut sent = 0;
         for _ in 0..SHARE {
             if self.tx.space(path).is_none() && !self.flush(inner) {
@@ -402,7 +407,7 @@ impl CorePort {
                     }
                     sent += 1;
                 }
-                None => return (sent, false),
+                None => return (sent, behind),
             }
         }
         (sent, true)
@@ -611,7 +616,7 @@ impl super::Core {
             && qp.cold.shared.state() == QpState::Ready
         {
             let now = roce.now();
-            roce.send_of(qp, &mut cx, now, Stage::Posted);
+            roce.send_of(qp, &mut cx, now, Stage::Last);
             roce.flush(inner);
         }
     }
