@@ -342,14 +342,19 @@ pub(crate) fn send_messages<'a, P: Iterator<Item = Piece<'a>>>(
         count += 1;
     }
     // SAFETY: the first `count` headers are written and point to addresses, pieces (as many as were written) and control messages that outlive
-    // the call, and the pieces to readable bytes. The kernel reads those and writes `msg_len` of the headers only.
+    // the call, and the pieces to readable bytes. The kernel reads those and writes `msg_len` of the headers only. A `mmsghdr` begins with its
+    // `msghdr`.
     let rc = unsafe {
-        libc::sendmmsg(
-            fd.as_raw_fd(),
-            headers.as_mut_ptr().cast(),
-            count,
-            libc::MSG_DONTWAIT as _,
-        )
+        let (fd, headers) = (fd.as_raw_fd(), headers.as_mut_ptr());
+        if count == 1 {
+            // Where there is one, latency counts, and this call has less to do.
+            match libc::sendmsg(fd, headers.cast(), libc::MSG_DONTWAIT) {
+                ..0 => -1,
+                _ => 1,
+            }
+        } else {
+            libc::sendmmsg(fd, headers.cast(), count, libc::MSG_DONTWAIT as _)
+        }
     };
     usize::try_from(rc).map_err(|_| io::Error::last_os_error())
 }
@@ -414,15 +419,27 @@ pub(crate) fn receive_messages(
         count += 1;
     }
     // SAFETY: the first `count` headers are written; each points to a buffer, an address and a control area of its own, with their
-    // true sizes, which nothing else uses during the call.
+    // true sizes, which nothing else uses during the call. A `mmsghdr` begins with its `msghdr`.
     let rc = unsafe {
-        libc::recvmmsg(
-            fd.as_raw_fd(),
-            headers.as_mut_ptr().cast(),
-            count,
-            libc::MSG_DONTWAIT as _,
-            std::ptr::null_mut(),
-        )
+        let (fd, first) = (fd.as_raw_fd(), headers.as_mut_ptr().cast::<libc::mmsghdr>());
+        if count == 1 {
+            // As for sending; and an empty socket is looked at most often in this way.
+            match libc::recvmsg(fd, first.cast(), libc::MSG_DONTWAIT) {
+                ..0 => -1,
+                len => {
+                    (*first).msg_len = len as u32;
+                    1
+                }
+            }
+        } else {
+            libc::recvmmsg(
+                fd,
+                first,
+                count,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        }
     };
     let came = usize::try_from(rc).map_err(|_| io::Error::last_os_error())?;
     for (arrival, header) in arrivals.iter_mut().zip(&headers).take(came) {

@@ -23,6 +23,11 @@ const FLOWS: usize = 64;
 /// Longest packet that is looked at: path MTU 4096, all headers.
 const LONGEST: usize = 4096 + 64 + ICRC_LEN;
 
+/// Datagrams of more bytes than this are asked for in small numbers,
+const LONG: usize = 16 << 10;
+/// which is this.
+const FEW: usize = 4;
+
 /// Checksum state of the flows that packets come from.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
@@ -100,11 +105,14 @@ impl UdpPort {
             },
         };
         self.counters.received_calls += 1;
-        // A lone packet is the case where latency counts: a call that asks for more looks at the queue once more than it must.
+        // A lone packet is the case where latency counts: a call that asks for more looks at the queue once more than it must. And what a call
+        // brings should still be in the cache when it is taken on.
+        let bytes: usize = self.arrivals[..came].iter().map(|a| a.len).sum();
+        let most = if bytes > came * LONG { FEW } else { MESSAGES };
         self.ask = if came == ask {
-            (ask * 4).min(MESSAGES)
+            (ask * 4).min(most)
         } else {
-            came.max(1)
+            came.clamp(1, most)
         };
         for index in 0..came {
             self.take(batch, index);
