@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use common::{Bench, LONG};
-use doorbell::cpu::{self, Post, deadline, local, remote};
+use doorbell::cpu::{Post, deadline, local, remote};
 use doorbell::device_api::layout::CqKind;
 use doorbell::report::{Condition, ProcessReport, missing, server};
 use doorbell::{Config, CpuQp, Device, GpuSelect, HcaCores, LinkKind, Place, Qp, RemoteMr};
@@ -65,16 +65,16 @@ fn stay(device: &Device, ended: &str) -> ! {
 }
 
 /// Eight puts, each waited for.
-fn put_all(qp: &Qp, bench: &Bench, to: &RemoteMr) -> String {
+fn put_all(qp: &Qp, bench: &Bench, to: &RemoteMr, patience: Duration) -> String {
     let mut cpu = CpuQp::new(qp).expect("exported");
     let queue = cpu.queue().expect("a queue");
     for n in 0..=LAST {
-        let how = Post::by(deadline(SHORT));
+        let how = Post::by(deadline(patience));
         let ticket = match queue.put(remote(to, 0), local(&bench.source, 0, 8), how) {
             Ok(ticket) => ticket,
             Err(e) => return format!("put {n}: {e}"),
         };
-        if let Err(e) = queue.wait(ticket, deadline(SHORT)) {
+        if let Err(e) = queue.wait(ticket, deadline(patience)) {
             return format!("put {n}: {e}");
         }
     }
@@ -113,7 +113,7 @@ fn peer_process() {
     let scene = var(SCENE);
     match scene.split(' ').next().expect("a word") {
         "shm" => play_shm(&scene),
-        "mate" => play_mate(),
+        "mate" => play_mate(&scene),
         _ => play_alone(&scene),
     }
 }
@@ -135,7 +135,15 @@ fn play_alone(scene: &str) {
             "receive" => receive_all(&qp, &bench, 2),
             "unsent" => receive_all(&qp, &bench, 1),
             "busy" => busy(&qp, &bench, &own),
-            _ => put_all(&qp, &bench, &own),
+            "word" => {
+                let waited = bench.target.wait_at_least(0, u64::MAX, SHORT);
+                waited.unwrap_err().to_string()
+            }
+            _ if scene.contains("long") => {
+                ready_soon();
+                put_all(&qp, &bench, &own, Duration::from_secs(120))
+            }
+            _ => put_all(&qp, &bench, &own, SHORT),
         };
         stay(&bench.device, &ended);
     }
@@ -150,7 +158,7 @@ fn play_alone(scene: &str) {
     let to = |of: &Bench, end| of.device.destination(end).expect("a way");
     let a = a.connect(&to(&bench, &at_b)).expect("connected");
     let _b = b.connect(&to(&far, &at_a)).expect("connected");
-    let ended = put_all(&a, &bench, &there);
+    let ended = put_all(&a, &bench, &there, SHORT);
     stay(&bench.device, &ended);
 }
 
@@ -172,6 +180,14 @@ fn busy(qp: &Qp, bench: &Bench, to: &RemoteMr) -> String {
     "it is over".to_owned()
 }
 
+/// It is looked at while it waits.
+fn ready_soon() {
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_secs(1));
+        println!("READY");
+    });
+}
+
 fn play_shm(scene: &str) {
     let bench = Bench::new(device(scene, &var(RULE)), Place::Shared, 4096);
     let listener = bench.device.listen(&var(SOCKET)).expect("listening");
@@ -186,16 +202,17 @@ fn play_shm(scene: &str) {
         .connect(&peer.destination(&theirs).expect("a way"))
         .expect("connected");
     peer.barrier(LONG).expect("both are connected");
-    let ended = put_all(&qp, &bench, &theirs.regions[0]);
+    let ended = put_all(&qp, &bench, &theirs.regions[0], SHORT);
     stay(&bench.device, &ended);
 }
 
-/// Waits for what never comes.
-fn play_mate() {
+/// Waits for what never comes: a word, or a message.
+fn play_mate(scene: &str) {
     let bench = Bench::new(device("", ""), Place::Shared, 4096);
     bench.target.write(0, &[0; 4096]).expect("in range");
     let peer = bench.device.dial(&var(SOCKET), LONG).expect("dialled");
-    let qp = bench.pd.qp().depth(64).build().expect("a queue pair");
+    let qp = bench.pd.qp().depth(64).receive_queue(16);
+    let qp = qp.build().expect("a queue pair");
     let mine = qp
         .endpoint(LinkKind::Shm, &[bench.target.remote()])
         .expect("an endpoint");
@@ -203,11 +220,27 @@ fn play_mate() {
         .exchange_endpoints(&[mine], LONG)
         .expect("exchanged")
         .remove(0);
-    let _qp = qp
+    let qp = qp
         .connect(&peer.destination(&theirs).expect("a way"))
         .expect("connected");
     peer.barrier(LONG).expect("both are connected");
-    let waited = bench.target.wait_at_least(0, u64::MAX, SHORT * 2);
+    let patience = match scene.contains("long") {
+        true => Duration::from_secs(120),
+        false => SHORT * 2,
+    };
+    if scene.contains("long") {
+        ready_soon();
+    }
+    if !scene.contains("receive") {
+        // Far from where the puts go.
+        let waited = bench.target.wait_at_least(2048, 1, patience);
+        stay(&bench.device, &waited.unwrap_err().to_string());
+    }
+    let mut cpu = CpuQp::new(&qp).expect("exported");
+    let (_, recv) = cpu.queues().expect("both queues");
+    let memory = local(&bench.source, 0, 64);
+    let ticket = recv.recv_post(memory, deadline(LONG)).expect("posted");
+    let waited = recv.recv_wait(ticket, deadline(patience));
     stay(&bench.device, &waited.unwrap_err().to_string());
 }
 
@@ -225,6 +258,10 @@ impl Player {
             .env(RULE, rule)
             .env(SOCKET, socket)
             .env("DOORBELL_LOG", "off")
+            .env(
+                "DOORBELL_RECORD",
+                if scene == "word" { "off" } else { "on" },
+            )
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -488,27 +525,30 @@ fn every_action_is_explained_by_the_program_by_others_and_by_its_record() {
     }
 }
 
+/// A player, and its mate.
+fn two(dir: &std::path::Path, rule: &str, mate: &str) -> (Player, Player) {
+    let socket = dir.join(format!("{}", rule.len()));
+    let socket = socket.to_str().expect("UTF-8").to_owned();
+    let player = Player::start("shm", rule, &socket);
+    let until = Instant::now() + LONG;
+    while !std::path::Path::new(&socket).exists() {
+        assert!(Instant::now() < until, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (player, Player::start(mate, "", &socket))
+}
+
 /// A process that its own script killed, and one that another's killed: what their peers and their records say.
 #[test]
 fn a_death_is_explained_by_the_peer_and_by_the_record() {
     let dir = tempfile::tempdir().expect("a directory");
-    let start = |rule: &str| {
-        let socket = dir.path().join(format!("{}", rule.len()));
-        let socket = socket.to_str().expect("UTF-8").to_owned();
-        let player = Player::start("shm", rule, &socket);
-        let until = Instant::now() + LONG;
-        while !std::path::Path::new(&socket).exists() {
-            assert!(Instant::now() < until, "nobody listens");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        (player, Player::start("mate", "", &socket))
-    };
+    let start = |rule: &str| two(dir.path(), rule, "mate");
     let rule = "wqe=7: kill-process";
     let (mut player, mate) = start(rule);
     let said = mate.says();
     let killed = format!("fault script rule 1 ({rule}) killed it");
     player.child.wait().expect("it is dead");
-    for part in ["which has ended", "WQE 7 (RDMA_WRITE of 8 bytes)", &killed] {
+    for part in ["which has ended", "is connected to it"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let (report, said) = read(player.pid());
@@ -567,4 +607,65 @@ fn a_busy_process_that_is_stopped_or_killed_is_not_stuck() {
             assert!(poster.rung >= engine.rung, "of two moments: {report:?}");
         }
     }
+}
+
+/// A message that its sender never made is named, and a peer that is stopped.
+#[test]
+fn what_another_process_did_not_do_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (player, mate) = two(dir.path(), "", "mate receive");
+    let own = mate.says();
+    player.says();
+    let who = format!("process {}", player.pid());
+    let missing =
+        "no message has come for it, 0 have for those before: the missing message was not sent: ";
+    let next = "has posted none that would be its WQE 8, after 8 that are complete";
+    let (_, live) = read(mate.pid());
+    for said in [own, live] {
+        assert!(said.contains(&format!("{missing}{who}, QP ")), "{said}");
+        assert!(said.contains(next), "{said}");
+    }
+    player.stop();
+    let (_, said) = read(mate.pid());
+    let stopped = format!("{missing}{who}, which is stopped (state T), QP ");
+    assert!(said.contains(&stopped), "{said}");
+
+    let (player, mate) = two(dir.path(), " ", "mate long");
+    mate.says();
+    player.says();
+    player.stop();
+    let (_, said) = read(mate.pid());
+    let stopped = format!(
+        "; process {}, which is stopped (state T), is connected to it",
+        player.pid()
+    );
+    assert!(said.contains(&stopped), "{said}");
+}
+
+/// Who waits inside of an engine that a script stalled runs it.
+#[test]
+fn a_waiter_inside_a_stalled_engine_is_not_missed() {
+    let rule = "wqe=7: stall-engine=100s";
+    let player = Player::start("caller per-slot long", rule, "");
+    player.says();
+    let (report, said) = read(player.pid());
+    let why = format!("its engine core is stalled: fault script rule 1 ({rule}) stalls it");
+    assert!(stuck(&report) && said.contains(&why), "{said}");
+    assert!(!said.contains("nobody runs"), "{said}");
+}
+
+/// Without a recorder it is the recorder that is missed, not a region.
+#[test]
+fn a_recorder_that_is_off_is_named() {
+    let player = Player::start("word", "", "");
+    let said = player.says();
+    assert!(
+        said.contains("as far as can be told without a flight recorder (DOORBELL_RECORD=off)"),
+        "{said}"
+    );
+    let (report, said) = read(player.pid());
+    assert!(
+        !report.devices[0].recorded && !said.contains("no region"),
+        "{said}"
+    );
 }

@@ -184,6 +184,8 @@ impl<'a> Rig<'a> {
     fn blame(&self, error: anyhow::Error) -> anyhow::Error {
         if let Poster::Proxy(proxy) = &self.poster
             && let Some((queue, e)) = proxy.failed()
+            // Closed: that is how the run was given up, and no reason.
+            && e != doorbell_device::Error::CLOSED
         {
             return error.context(format!("proxy queue {queue}: {e}"));
         }

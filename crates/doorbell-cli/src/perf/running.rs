@@ -117,7 +117,7 @@ impl Running<'_> {
         let mut moved = None;
         loop {
             if let Some(took) = self.slice(self.drives)? {
-                return Ok(took);
+                return released(self.bench, watch.qps).map_or(Ok(took), Err);
             }
             let executed = watch.executed();
             if executed != seen {
@@ -192,6 +192,20 @@ impl Running<'_> {
         }
         trouble.context("the kernel did not end although its queue pairs were failed")
     }
+}
+
+/// A kernel that ended well on a queue pair that failed was let go (`DOORBELL_ON_ERROR=release`): what it counted did not happen.
+fn released(bench: &Bench, qps: &[Qp]) -> Option<anyhow::Error> {
+    if bench.device.settings().on_error != doorbell::OnError::Release {
+        return None;
+    }
+    let (qp, fault) = qps.iter().find_map(|qp| Some((qp, qp.error()?)))?;
+    let mut text = format!(
+        "QP {:#08x} failed and its kernels were let go, so nothing was measured: {fault}",
+        qp.qpn()
+    );
+    tell_missing(&mut text, &bench.device);
+    Some(anyhow!(text))
 }
 
 fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {

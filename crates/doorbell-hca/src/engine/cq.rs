@@ -9,6 +9,7 @@ use doorbell_wire::{Qpn, Syndrome, Vendor};
 
 use crate::qp::CqConfig;
 use crate::raw::{Shared, fill_words};
+use crate::record::Numbered;
 
 /// Words in a CQE.
 const WORDS: usize = 8;
@@ -165,7 +166,7 @@ impl CqWriter {
         &self,
         mut of: Range<u64>,
         shows: impl Fn(&Self, u64, u64) -> bool,
-    ) -> Option<(u64, [u64; WORDS])> {
+    ) -> Option<Numbered> {
         of.find_map(|at| {
             let (entry, _) = self.entry(at);
             // SAFETY: the caller's promise; word 7 lies inside the CQE.

@@ -12,6 +12,7 @@ use super::script::RecvScript;
 use crate::fault::Fault;
 use crate::qp::RqConfig;
 use crate::raw::Shared;
+use crate::record::Numbered;
 
 /// The key that ends a receive WQE's list of pieces before its stride does (mlx5: the invalid key).
 const END_KEY: u32 = 0x100;
@@ -106,7 +107,7 @@ impl RecvQueue {
     pub(crate) unsafe fn standing(
         &mut self,
         lacking: bool,
-    ) -> (Option<(u64, u64)>, Option<(u64, [u64; 8])>) {
+    ) -> (Option<(u64, u64)>, Option<Numbered>) {
         if !self.open {
             return (None, None);
         }

@@ -20,7 +20,7 @@ pub use read::{BadRecord, CoreRecord, Event, Park, QpRecord, Record, RegionRecor
 pub use waits::{WaitKind, WaitRecord, Waiting};
 
 pub(crate) use store::Store;
-pub(crate) use tape::{Beat, Description, Standing, Tape};
+pub(crate) use tape::{Beat, Description, Numbered, Standing, Tape};
 
 /// Nanoseconds of the monotonic clock, which all times of records are in.
 pub fn now_ns() -> u64 {

@@ -114,8 +114,7 @@ struct Last {
 /// The record of one queue pair, if there is one.
 #[derive(Debug)]
 pub(crate) struct Tape {
-    block: Option<Shared<u64>>,
-    clock: Option<CoreClock>,
+    on: Option<On>,
     mask: u64,
     /// Events so far.
     head: u64,
@@ -127,6 +126,13 @@ pub(crate) struct Tape {
     last: Last,
     posted: u64,
     kept: Option<Box<Kept>>,
+}
+
+/// Where it is written, and by which clock.
+#[derive(Clone, Copy, Debug)]
+struct On {
+    block: Shared<u64>,
+    clock: CoreClock,
 }
 
 /// What keeps the block.
@@ -171,8 +177,7 @@ impl Tape {
     /// A block of `store` for a QP of `core`.
     pub(crate) fn new(store: Option<&Arc<Store>>, core: usize) -> Self {
         let mut tape = Self {
-            block: None,
-            clock: None,
+            on: None,
             mask: 0,
             head: 0,
             rung: 0,
@@ -187,8 +192,10 @@ impl Tape {
             return tape;
         };
         let (number, words) = store.take();
-        tape.block = Some(words.at());
-        tape.clock = Some(beat.clock);
+        tape.on = Some(On {
+            block: words.at(),
+            clock: beat.clock,
+        });
         tape.mask = (1 << store.log_events()) - 1;
         tape.kept = Some(Box::new(Kept {
             words,
@@ -213,15 +220,15 @@ impl Tape {
     /// A doorbell announced something.
     #[inline(always)]
     pub(crate) fn rung(&mut self) {
-        if let Some(clock) = self.clock {
-            self.rung_at = clock.after(0);
+        if let Some(on) = self.on {
+            self.rung_at = on.clock.after(0);
         }
     }
 
     /// A turn is over: what is rung, executed and complete now, and what the turn came to.
     #[inline(always)]
     pub(crate) fn turn(&mut self, rung: u64, executed: u64, completed: u64, wqes: u64, bytes: u64) {
-        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+        if let Some(On { block, clock }) = self.on {
             let now = clock.after(TURN + WQE * wqes + bytes / 16);
             self.note(block, now, rung, executed, completed, bytes);
         }
@@ -345,7 +352,7 @@ impl Tape {
     /// Something that is no progress.
     #[cold]
     pub(crate) fn event(&mut self, kind: Kind, from: u64, slots: u64, value: u32) {
-        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+        if let Some(On { block, clock }) = self.on {
             self.put(block, kind, clock.read(), from, slots, value.into());
         }
     }
@@ -355,8 +362,8 @@ impl Tape {
     pub(crate) fn rewind(&mut self) {
         (self.rung, self.executed, self.completed, self.posted) = (0, 0, 0, 0);
         self.last = Last::default();
-        if let Some(block) = self.block {
-            self.indexes(block);
+        if let Some(on) = self.on {
+            self.indexes(on.block);
         }
         self.set(qp::ERROR, 0);
         self.set(qp::POSTED, 0);
@@ -372,14 +379,14 @@ impl Tape {
     /// What was rung was flushed.
     #[cold]
     pub(crate) fn flushed(&mut self, from: u64, to: u64) {
-        if let (Some(block), Some(clock)) = (self.block, self.clock) {
+        if let Some(On { block, clock }) = self.on {
             (self.rung, self.executed, self.completed) = (to, to, to);
             self.put(block, Kind::Flushed, clock.read(), from, to - from, 0);
         }
     }
 
     pub(crate) fn is_on(&self) -> bool {
-        self.block.is_some()
+        self.on.is_some()
     }
 
     /// Slots seen written, rung or not.
@@ -466,7 +473,7 @@ impl Tape {
 
     /// Takes a copy.
     pub(crate) fn still(&self, of: &Standing, slot: impl Fn(u64) -> u64) {
-        let (Some(kept), Some(clock)) = (&self.kept, self.clock) else {
+        let (Some(kept), Some(On { clock, .. })) = (&self.kept, self.on) else {
             return;
         };
         let to = &kept.words;
@@ -533,6 +540,9 @@ impl Tape {
     }
 }
 
+/// An entry of a CQ, and which.
+pub(crate) type Numbered = (u64, [u64; 8]);
+
 /// What stands in the memory of a queue pair at one moment.
 #[derive(Debug)]
 pub(crate) struct Standing {
@@ -553,8 +563,8 @@ pub(crate) struct Standing {
     /// The newest CQE.
     pub(crate) cqe: [u64; 8],
     /// The first CQE that is not as it was written, and the same of the receives.
-    pub(crate) lacks: Option<(u64, [u64; 8])>,
-    pub(crate) recv_lacks: Option<(u64, [u64; 8])>,
+    pub(crate) lacks: Option<Numbered>,
+    pub(crate) recv_lacks: Option<Numbered>,
     /// Receives posted and filled, if there is a queue of them.
     pub(crate) recv: Option<(u64, u64)>,
 }

@@ -37,13 +37,14 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// What `pid` has left, if anything can be read. What is no record is told once.
-    pub(super) fn by(pid: u32) -> Option<Self> {
+    /// What `pid` has left, if anything can be read. What is no record is told once, if it is `asked` about.
+    pub(super) fn by(pid: u32, asked: bool) -> Option<Self> {
         let mut records = Vec::new();
         for (_, path) in dir::files(Some(pid)) {
             match Record::open(&path) {
                 Ok(record) => records.push(record),
-                Err(e) => warn_once(&path, &e),
+                Err(e) if asked => warn_once(&path, &e),
+                Err(e) => tracing::debug!("{e}"),
             }
         }
         // Of several processes of the same number, the latest.
@@ -64,7 +65,7 @@ impl Left {
         let later = match condition {
             Condition::Silent | Condition::Elsewhere => {
                 std::thread::sleep(APART);
-                Self::by(self.pid)
+                Self::by(self.pid, false)
             }
             _ => None,
         };

@@ -358,11 +358,17 @@ pub fn all() -> io::Result<Vec<u32>> {
 /// # Errors
 /// [`ReportError`] if there is neither.
 pub fn find(pid: u32) -> Result<ProcessReport, ReportError> {
-    find_within(pid, FULL, PATIENCE)
+    find_within(pid, FULL, PATIENCE, true)
 }
 
-fn find_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
-    let left = Left::by(pid);
+/// `asked`: somebody wants to know of this very process, or of all.
+fn find_within(
+    pid: u32,
+    more: &str,
+    patience: Duration,
+    asked: bool,
+) -> Result<ProcessReport, ReportError> {
+    let left = Left::by(pid, asked);
     // One that is stopped would not answer however long it is asked.
     if let Some(report) = left
         .as_ref()
@@ -417,7 +423,7 @@ pub(super) fn find_others(
         let found: Vec<_> = std::thread::scope(|scope| {
             let asked: Vec<_> = some
                 .iter()
-                .map(|&pid| scope.spawn(move || find_within(pid, more, patience)))
+                .map(|&pid| scope.spawn(move || find_within(pid, more, patience, but.is_none())))
                 .collect();
             asked.into_iter().filter_map(|a| a.join().ok()).collect()
         });
@@ -469,7 +475,7 @@ pub(crate) fn trace_with_peers(device: &Inner) -> Vec<ProcessReport> {
 pub fn traces(pid: Option<u32>) -> Result<Vec<ProcessReport>, ReportError> {
     let (others, _) = find_others(pid, TRACE, PATIENCE);
     match pid {
-        Some(pid) => Ok(linked(find_within(pid, TRACE, PATIENCE)?, others)),
+        Some(pid) => Ok(linked(find_within(pid, TRACE, PATIENCE, true)?, others)),
         None => Ok(others),
     }
 }
