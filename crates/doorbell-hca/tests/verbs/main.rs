@@ -6,6 +6,7 @@
 mod common;
 mod device;
 mod dmabuf;
+mod liar;
 mod operations;
 mod pair;
 mod srd;
