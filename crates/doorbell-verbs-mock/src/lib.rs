@@ -208,6 +208,11 @@ impl Drop for Mock {
     }
 }
 
+/// libefa's functions, for who makes a library of them.
+pub fn efa_api() -> doorbell_verbs::efa::EfaApi {
+    efa::table()
+}
+
 fn api() -> Api {
     calls::table()
 }
