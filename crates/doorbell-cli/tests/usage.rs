@@ -229,3 +229,50 @@ fn a_reader_that_goes_away_is_no_drama() {
         );
     }
 }
+
+/// `doorbell … | head -1`: what a status says does not depend on who reads.
+#[test]
+fn a_reader_that_goes_away_changes_no_status() {
+    let machine = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../doorbell-doctor/tests/machines/connectx-peermem.node"
+    );
+    for (args, status) in [
+        (vec!["explain", "put"], 0),
+        (vec!["info"], 0),
+        (vec!["man"], 0),
+        (vec!["completions", "bash"], 0),
+        (vec!["doctor", "--root", machine], 1),
+        (vec!["perf", "put-bw", "--quick", "--no-baseline"], 0),
+        (
+            vec!["perf", "put-bw", "--quick", "--no-baseline", "--sabotage"],
+            3,
+        ),
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = common::doorbell(&args);
+        let output = command.stdout(writer).output().expect("it runs");
+        let (_, err) = common::texts(&output);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {err}");
+        assert!(!err.contains("panicked"), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn variables_that_mean_nothing_are_named_once_with_what_they_may_be() {
+    let mut command = common::doorbell(&["explain", "put"]);
+    command
+        .env("DOORBELL_LOG", "garbage")
+        .env("DOORBELL_REPORT", "maybe");
+    let output = command.output().expect("it runs");
+    let (_, err) = common::texts(&output);
+    assert!(output.status.success(), "{err}");
+    for part in ["DOORBELL_LOG=garbage", "DOORBELL_REPORT=maybe"] {
+        assert_eq!(err.matches(part).count(), 1, "{err}");
+    }
+    assert!(
+        err.contains("trace") && err.contains("on (the default) and off"),
+        "{err}"
+    );
+}
