@@ -2,14 +2,13 @@
 # Two processes of one host over UDP loopback: the RoCEv2 link beside UCX's `tcp` transport, and its round trip beside a bare UDP echo, in turn,
 # on the same two cores.
 #
-#   [DOORBELL=COMMAND] bench/host/roce.sh [OUT]     (needs two CPUs, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
+#   [DOORBELL=COMMAND] bench/host/roce.sh [OUT]     (needs two cores, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
 #
 # Every figure is the median of ROUNDS rounds (default 3), and the ratio is taken within a round, because other load moves both.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:-target/bench} rounds=${ROUNDS:-3} cpus=${CPUS:-0,1}
+out=${1:-target/bench} rounds=${ROUNDS:-3}
 mkdir -p "$out"
-cpu_a=${cpus%,*} cpu_b=${cpus#*,}
 
 source bench/host/ucx.sh
 
@@ -35,7 +34,7 @@ for round in $(seq "$rounds"); do
     ucx_put tcp ucp_put_lat 8 30000 >"$out/ucx-lat.$round"
 done
 
-python3 - "$out" "$rounds" <<'PY'
+python3 - "$out" "$rounds" "$cpu_a" "$cpu_b" <<'PY'
 import json, re, statistics, sys
 
 out, rounds = sys.argv[1], int(sys.argv[2])
@@ -76,5 +75,5 @@ row("8-byte put latency (lower is better)", [ucx("lat", r)["us"] for r in R], [o
 print(f"{'two pinned processes, UDP loopback':40}{'RoCE link':>10}{'baseline':>20}{'ratio':>8}")
 for title, mine, base, theirs, ratio, unit in rows:
     print(f"{title:40}{mine:10.2f}{base:>11}{theirs:9.2f}{ratio:8.2f}  {unit}")
-print(f"CPU cores used, both processes: {statistics.median(ours('8', r)['cpu_cores_used'] for r in R):.2f}")
+print(f"CPUs {sys.argv[3]} and {sys.argv[4]}; cores used, both processes: {statistics.median(ours('8', r)['cpu_cores_used'] for r in R):.2f}")
 PY

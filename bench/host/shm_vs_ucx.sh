@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
 # Two processes of one host over shared memory: Doorbell beside UCX's `posix` transport, in turn, on the same two cores.
 #
-#   [DOORBELL=COMMAND] bench/host/shm_vs_ucx.sh [OUT]      (needs two CPUs, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
+#   [DOORBELL=COMMAND] bench/host/shm_vs_ucx.sh [OUT]      (needs two cores, and python3 with pip for UCX's wheel: see ucx.sh; OUT defaults to target/bench)
 #
 # UCX's put of 8 bytes is a store by the initiating core: no work request, no key check, no completion. It is the most that a
 # user of shared memory has today, which is why it stands here as the baseline. Every figure is the median of ROUNDS rounds
 # (default 3), and the ratio is taken within a round, because other load moves both.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:-target/bench}; rounds=${ROUNDS:-3}; cpus=${CPUS:-0,1}
+out=${1:-target/bench}; rounds=${ROUNDS:-3}
 mkdir -p "$out"
-cpu_a=${cpus%,*}; cpu_b=${cpus#*,}
 
 source bench/host/ucx.sh
 

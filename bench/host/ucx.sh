@@ -1,4 +1,4 @@
-# For the scripts beside it: UCX's own benchmark on two pinned CPUs. Sets ucx_put.
+# For the scripts beside it: two CPUs, and UCX's own benchmark on them. Sets cpu_a, cpu_b, ucx and ucx_put.
 #
 # UCX comes from its wheel, unpacked under target/ (never installed; python3 with pip fetches it), or lies in the folder that UCX names.
 
@@ -10,6 +10,17 @@ if [ ! -x "$ucx/libucx/bin/ucx_perftest" ]; then
     chmod +x "$ucx"/libucx/bin/ucx_perftest
 fi
 ucx=$(realpath "$ucx")
+
+# CPUS=A,B says which; else the first two allowed ones that are not threads of one core.
+cpus=${CPUS:-$(python3 -c '
+import os, pathlib
+def core(cpu):
+    file = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return file.read_text() if file.exists() else cpu
+allowed = sorted(os.sched_getaffinity(0))
+other = [c for c in allowed if core(c) != core(allowed[0])] or allowed[1:] or allowed
+print(f"{allowed[0]},{other[0]}")')}
+cpu_a=${cpus%,*} cpu_b=${cpus#*,}
 
 # ucx_put TRANSPORT TEST SIZE ITERATIONS -> "MB/s messages/s us us", between $cpu_a and $cpu_b
 ucx_put() {

@@ -248,7 +248,7 @@ class Change(Result):
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Result):
-    """What :func:`doorbell.compare` found; ``verdict`` of a figure is ``worse``, ``better``, ``same`` or ``unknown``."""
+    """What :func:`doorbell.compare` found; ``verdict`` of a figure is ``worse``, ``better``, ``same``, ``unknown`` or ``failed``."""
 
     schema: str
     differences: List[str]

@@ -8,7 +8,7 @@
 //! lib/libnccl-net-doorbell.so  what NCCL 2.28 and 2.29 load
 //! include/                     doorbell.h, doorbell_device.h
 //! ptx/                         doorbell.ptx, the kernels; doorbell_device.ptx, the functions that CUDA C++ links
-//! share/                       man pages, shell completions
+//! share/                       man pages, shell completions, documentation (share/doc/doorbell)
 //! licenses/, LICENSE-*         ours, and those of everything linked in
 //! ```
 //!
@@ -138,6 +138,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     fs::create_dir_all(out.join("lib/pkgconfig"))?;
     fs::write(out.join("lib/pkgconfig/doorbell.pc"), pkg_config(&version))?;
     licenses(root, &out, &metadata)?;
+    documents(root, &out.join(DOCUMENTS))?;
 
     if builder.runs_here() {
         shares(&out)?;
@@ -147,6 +148,34 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     println!("dist: {}", out.display());
     if args.tar {
         archive(&out, &version, builder.machine())?;
+    }
+    Ok(())
+}
+
+/// Where the documentation is, as `doorbell path doc` has it.
+pub(crate) const DOCUMENTS: &str = "share/doc/doorbell";
+
+/// The pages for users with their pictures, in folders as here, so that their links lead somewhere.
+pub(crate) fn documents(root: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to.join("docs/images"))?;
+    for name in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "HARDWARE.md",
+    ] {
+        copy(&root.join(name), &to.join(name))?;
+    }
+    for (folder, extension) in [("docs", "md"), ("docs/images", "png")] {
+        for entry in fs::read_dir(root.join(folder))? {
+            let from = entry?.path();
+            if let (Some(name), true) = (
+                from.file_name(),
+                from.extension().is_some_and(|e| e == extension),
+            ) {
+                copy(&from, &to.join(folder).join(name))?;
+            }
+        }
     }
     Ok(())
 }

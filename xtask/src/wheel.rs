@@ -45,7 +45,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             tar: true,
         },
     )?;
-    fill(&root.join(&portable), &root.join("python/doorbell"))?;
+    fill(root, &root.join(&portable), &root.join("python/doorbell"))?;
 
     let out = root.join(&args.out);
     run_command(
@@ -85,7 +85,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 }
 
 /// Puts what the module carries beside its sources.
-fn fill(dist: &Path, package: &Path) -> Result<()> {
+fn fill(root: &Path, dist: &Path, package: &Path) -> Result<()> {
     for folder in ["lib", "include", "ptx", "licenses"] {
         let to = package.join(folder);
         if to.exists() {
@@ -99,6 +99,11 @@ fn fill(dist: &Path, package: &Path) -> Result<()> {
             fs::copy(entry.path(), package.join(folder).join(entry.file_name()))?;
         }
     }
+    let share = package.join(crate::dist::DOCUMENTS);
+    if share.exists() {
+        fs::remove_dir_all(&share).with_context(|| format!("cannot remove {}", share.display()))?;
+    }
+    crate::dist::documents(root, &share)?;
     // A wheel has no symbolic links: the loader's name is the file, and the linker's name is a script that gives it.
     fs::copy(
         dist.join("lib/libdoorbell.so.0"),

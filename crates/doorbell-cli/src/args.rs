@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use doorbell::GpuSelect;
@@ -29,6 +30,8 @@ pub(crate) struct Cli {
 
 const EXIT_STATUS: &str = "\
 Exit status: 0 done, 1 the run failed, 2 wrong arguments, 3 a check failed.
+A reader that goes away (| head) changes no status.
+Documentation: `doorbell path doc`.
 DOORBELL_LOG=debug (or a tracing filter) writes what happens to standard error.";
 
 #[derive(Debug, Subcommand)]
@@ -55,9 +58,6 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Be the peer of `ibv_rc_pingpong` or `ibv_uc_pingpong`, over RoCE
     Pingpong(PingpongArgs),
-    /// The second process of `perf --link shm` and `--link roce`
-    #[command(hide = true)]
-    Peer(PeerArgs),
     /// Print where a piece of this installation is, for a variable or a compiler
     Path(PathArgs),
     /// Print the completion script of a shell
@@ -90,6 +90,8 @@ pub(crate) enum Piece {
     Include,
     /// The folder of the PTX
     Ptx,
+    /// The folder of the documentation
+    Doc,
     /// The NCCL plug-in (NCCL_GIN_PLUGIN)
     Nccl,
     /// The NVSHMEM transport
@@ -133,7 +135,7 @@ pub(crate) struct InfoArgs {
 pub(crate) struct DeviceArgs {
     /// Where kernels run: auto, host (threads play the GPU), cuda or cuda:N
     /// [env: DOORBELL_GPU] [default: auto]
-    #[arg(long, value_name = "GPU", value_parser = gpu)]
+    #[arg(long, value_name = "GPU", value_parser = Known(gpu, GPUS), hide_possible_values = true)]
     pub(crate) gpu: Option<GpuSelect>,
     /// HCA engine threads; 0: the waiting thread drives the engine itself
     /// [env: DOORBELL_HCA_CORES] [default: chosen from cores and GPU]
@@ -143,12 +145,43 @@ pub(crate) struct DeviceArgs {
     pub(crate) fault: FaultArgs,
 }
 
+/// A value that a function reads, and what a shell may complete it to: there are others.
+#[derive(Clone, Copy)]
+pub(crate) struct Known<T>(
+    pub(crate) fn(&str) -> Result<T, String>,
+    pub(crate) &'static [&'static str],
+);
+
+/// What a shell completes `--gpu` and `--link` to.
+const GPUS: &[&str] = &["auto", "host", "cuda", "cuda:0", "cuda:1"];
+const LINKS: &[&str] = &["loopback", "shm", "roce", "verbs"];
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Known<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<T, clap::Error> {
+        // The words of a refusal are clap's own for functions.
+        self.0.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.1.iter().map(PossibleValue::new)))
+    }
+}
+
 /// `--gpu`, in the host library's words.
 fn gpu(text: &str) -> Result<GpuSelect, String> {
     text.parse().map_err(|e: doorbell::GpuError| e.to_string())
 }
 
-#[derive(Debug, Args)]
+/// The second process of `perf --link shm` and `--link roce`, which `perf` starts.
+#[derive(Debug, Parser)]
+#[command(name = "doorbell peer")]
 pub(crate) struct PeerArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -432,7 +465,7 @@ pub(crate) struct PerfArgs {
     /// How the bytes reach the target: loopback (this process), shm (a second process of this
     /// host), roce (RoCEv2 packets: a second process, --connect's host, or a launcher's rank 1),
     /// or roce:PORT with udp://ADDR[:PORT] or raw:IFNAME
-    #[arg(long, value_name = "LINK", value_parser = link, default_value = "loopback", help_heading = "Set-up")]
+    #[arg(long, value_name = "LINK", value_parser = Known(link, LINKS), hide_possible_values = true, default_value = "loopback", help_heading = "Set-up")]
     pub(crate) link: LinkChoice,
 
     #[command(flatten)]
@@ -502,7 +535,7 @@ pub(crate) struct PerfArgs {
     pub(crate) no_check: bool,
 
     /// Flip a byte at the target before it is compared: shows that the check can fail
-    #[arg(long, hide = true)]
+    #[arg(long, help_heading = "Checking")]
     pub(crate) sabotage: bool,
 
     /// Seed of payloads and order [default: drawn, and printed]
@@ -528,7 +561,7 @@ pub(crate) struct PerfArgs {
 
     /// Where the second process on this host runs its kernels [default: host, or the next CUDA
     /// device if payloads are in GPU memory; over roce the same one where there is only one]
-    #[arg(long, value_name = "GPU", value_parser = gpu, help_heading = "Set-up")]
+    #[arg(long, value_name = "GPU", value_parser = Known(gpu, GPUS), hide_possible_values = true, help_heading = "Set-up")]
     pub(crate) peer_gpu: Option<GpuSelect>,
 
     /// CPUs to bind this process and the second one to, or none

@@ -20,6 +20,9 @@ pub(crate) struct SweepArgs {
     /// [default: a new one, doorbell-sweep-DATE-TIME]
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
+    /// Replace a results.json or report.html in that folder that is no sweep's
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Only these experiments, a list [default: all]
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub(crate) only: Vec<Experiment>,
@@ -123,6 +126,6 @@ Examples:
   doorbell perf put-bw --size 8,8,8 --json a.json    measures one case thrice
 
 A change counts when the repetitions of both sides do not overlap and their
-medians are further apart than three times the noise of both (docs/sweep.md).
-Exit status: 0 nothing got worse, 1 something did, 2 wrong arguments, 3 the
-files cannot be compared.";
+medians are further apart than three times the noise of both (sweep.md).
+Exit status: 0 nothing got worse, 1 something did or failed, 2 wrong
+arguments, 3 the files cannot be compared.";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use crate::args::Known;
 use crate::lists;
 
 /// Which process is asked.
@@ -29,10 +30,13 @@ Examples:
   doorbell dump 4242
   doorbell dump 4242 --trace job.json      open it at https://ui.perfetto.dev
   doorbell dump all --json | jq '.[].devices[].qps[] | select(.stuck)'
-The process answers for itself; root is needed only for those of other users.")]
+A process that runs answers for itself; of one that was killed, crashed or is
+stopped its flight record is read (post-mortem). Those of other users answer
+only to them and to root.
+Exit status: 0 it was shown, 1 there is nothing of it, 2 wrong arguments.")]
 pub(crate) struct DumpArgs {
-    /// Process ID, or `all` of this user
-    #[arg(value_parser = whom)]
+    /// Process ID, dead or alive, or `all` of this user
+    #[arg(value_parser = Known(whom, &["all"]), hide_possible_values = true)]
     pub(crate) pid: Whom,
     /// One JSON array on standard output instead of text
     #[arg(long)]
@@ -48,10 +52,11 @@ Examples:
   doorbell stat                every process of this user, a line a second
   doorbell stat 4242 --count 10
   doorbell stat --prometheus 127.0.0.1:9477
-SIGINT ends it.")]
+SIGINT ends it.
+Exit status: 0 done, 1 there is nothing to look at, 2 wrong arguments.")]
 pub(crate) struct StatArgs {
     /// Process ID, or `all` of this user [default: all]
-    #[arg(value_parser = whom)]
+    #[arg(value_parser = Known(whom, &["all"]), hide_possible_values = true)]
     pub(crate) pid: Option<Whom>,
     /// End after so many rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -72,12 +77,29 @@ pub(crate) struct ExplainArgs {
     /// The mistake of the second run [default: rkey; send, which carries none: lkey]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub(crate) bad: Option<Bad>,
+    /// Instead of a mistake, a fault that the HCA plays in the second run, such as drop-doorbell (once) or 'wqe=0: fail=RNR_RETRY';
+    /// may be repeated (faults.md has the language)
+    #[arg(long, value_name = "RULE", value_parser = rule, conflicts_with = "bad")]
+    pub(crate) fault: Vec<String>,
+}
+
+/// A rule; an action alone is played once.
+fn rule(text: &str) -> Result<String, String> {
+    let text = match text.contains(':') || text.starts_with("seed=") {
+        true => text.to_owned(),
+        false => format!("n=1: {text}"),
+    };
+    match text.parse::<doorbell::faults::Script>() {
+        Ok(_) => Ok(text),
+        Err(e) => Err(e.to_string()),
+    }
 }
 
 const EXPLAIN: &str = "\
 Examples:
   doorbell explain put
   doorbell explain atomic --bad access
+  doorbell explain put --fault drop-doorbell
   doorbell explain signal | less
 It needs no GPU and no NIC. Every byte is read back from the queue that was
 used.";

@@ -3,7 +3,7 @@
 //! Nothing is opened but files, so it runs where nothing else of this command would. Its exit status
 //! is the verdict, hence its own errors are 3 here, not 1.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -19,7 +19,7 @@ const COULD_NOT: u8 = 3;
 const AFTER: &str = "\
 Examples:
   doorbell doctor                    the screen
-  doorbell doctor --json             one JSON object (docs/doctor.md)
+  doorbell doctor --json             one JSON object (see doctor.md)
   doorbell doctor --capture my.node  what was read, as text to read and send
   doorbell doctor --root my.node     judge somebody else's machine
 
@@ -64,30 +64,27 @@ fn judge(args: &DoctorArgs) -> Result<u8> {
             report
         }
     };
-    let mut out = io::stdout().lock();
     let text = if args.json {
         serde_json::to_string_pretty(&report).context("writing JSON")? + "\n"
     } else {
         let colour = crate::is_styled(&io::stdout());
-        screen(&report, colour)
+        screen(&report, crate::out::columns(), colour)
     };
-    match out.write_all(text.as_bytes()) {
-        // Whoever read our output has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        other => other.context("writing to standard output")?,
-    }
+    crate::out::say(&text)?;
     Ok(report.verdict.status())
 }
 
+/// A capture of a machine of hundreds of GPUs has some megabytes.
+const MOST: u64 = 64 << 20;
+
 fn open(root: &Path) -> Result<Box<dyn Tree>> {
-    if root.is_file() {
-        let text = std::fs::read_to_string(root).with_context(|| {
-            format!(
-                "reading {}: give --root a file that --capture wrote",
-                root.display()
-            )
-        })?;
-        return Ok(Box::new(Manifest::parse(&text)?));
+    if root.is_dir() {
+        return Ok(Box::new(Live::under(root)?));
     }
-    Ok(Box::new(Live::under(root)?))
+    let name = root.display();
+    let text = doorbell::input::read_text(root, MOST).with_context(|| {
+        format!("reading {name}: give --root a folder, or a file that --capture wrote")
+    })?;
+    let manifest = Manifest::whole(&text).with_context(|| name.to_string())?;
+    Ok(Box::new(manifest))
 }

@@ -20,9 +20,8 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         return trace(args.pid, path);
     }
     let reports = everything(args.pid)?;
-    let out = io::stdout();
-    let styled = crate::is_styled(&out);
-    let mut out = io::BufWriter::new(out.lock());
+    let styled = crate::is_styled(&io::stdout());
+    let mut out = io::BufWriter::new(crate::out::out());
     if args.json {
         serde_json::to_writer_pretty(&mut out, &reports)?;
         writeln!(out)?;
@@ -72,29 +71,6 @@ fn everything(whom: Whom) -> Result<Vec<ProcessReport>> {
         );
     }
     Ok(reports)
-}
-
-/// The reports of one process, or of all that answer.
-pub(crate) fn gather(whom: Whom) -> Result<Vec<ProcessReport>> {
-    match whom {
-        Whom::Process(pid) => Ok(vec![server::ask(pid, false)?]),
-        Whom::All => {
-            let pids = server::all().context("listing the sockets of this machine")?;
-            let mut reports = Vec::new();
-            for pid in pids {
-                match server::ask(pid, false) {
-                    Ok(report) => reports.push(report),
-                    Err(error) => crate::complain(&format!("doorbell: {error}")),
-                }
-            }
-            if reports.is_empty() {
-                bail!(
-                    "no process answers: none of this user has an open Doorbell device here, or they run with DOORBELL_REPORT=off"
-                );
-            }
-            Ok(reports)
-        }
-    }
 }
 
 /// The command line of a process, as far as it fits a line.

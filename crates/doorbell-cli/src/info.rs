@@ -102,7 +102,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<Ended> {
         .config(crate::config::of(&args.device, None))
         .open()?;
     let info = gather(&device);
-    write(&mut io::stdout(), args.json, &info).context("writing to standard output")?;
+    write(&mut crate::out::out(), args.json, &info).context("writing to standard output")?;
     Ok(Ended::Well)
 }
 

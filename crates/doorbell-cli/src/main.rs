@@ -16,7 +16,10 @@ mod explain;
 mod foreign;
 mod hwtest;
 mod info;
+mod json;
 mod lists;
+mod man;
+mod out;
 mod perf;
 mod pin;
 mod pingpong;
@@ -70,18 +73,30 @@ impl std::fmt::Display for WrongArguments {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    log();
     // A file that may not grow further is an error of the write, as a full disk is, and kills nobody: the signal has a handler that does nothing.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
-    let ended = match &cli.command {
+    // The second process of a run, which this command starts itself: no command for people.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == "peer")
+    {
+        let args = args::PeerArgs::parse_from(std::env::args_os().skip(1));
+        log();
+        return status(perf::peer::serve(&args).map(|()| Ended::Well));
+    }
+    let cli = Cli::parse();
+    log();
+    status(run(&cli.command))
+}
+
+fn run(command: &Command) -> anyhow::Result<Ended> {
+    match command {
         Command::Info(args) => info::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Path(args) => ship::path(args),
         Command::Completions(args) => ship::completions(args),
         Command::Man(args) => ship::man(args),
-        Command::Peer(args) => perf::peer::serve(args).map(|()| Ended::Well),
         Command::Serve(args) => serve::run(args),
         Command::Pingpong(args) => pingpong::run(args),
         Command::Explain(args) => explain::run(args),
@@ -90,7 +105,11 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(args),
         Command::Hwtest(args) => hwtest::run(args),
         Command::Compare(args) => compare::run(args),
-    };
+    }
+}
+
+/// What a command's end is to who started it.
+fn status(ended: anyhow::Result<Ended>) -> ExitCode {
     match ended {
         Ok(Ended::Well) => ExitCode::SUCCESS,
         Ok(Ended::CheckFailed) => {
@@ -106,8 +125,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Ok(Ended::Verdict(status)) => ExitCode::from(status),
-        // Whoever read our output has seen enough.
-        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             complain(&format!("doorbell: {}", words(&error)));
             match error.is::<WrongArguments>() {
@@ -129,7 +146,9 @@ pub(crate) fn is_styled(stream: &impl IsTerminal) -> bool {
 
 /// One line on standard error. Who has closed that does not want to know.
 pub(crate) fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    progress::beside(|| {
+        let _ = writeln!(std::io::stderr(), "{line}");
+    });
 }
 
 /// An error and what is behind it, each thing once: many errors of the libraries already name their cause.
@@ -147,28 +166,61 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     text
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.chain().any(|e| {
-        e.downcast_ref::<std::io::Error>()
-            .is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    })
-}
-
 /// Warnings go to standard error; `DOORBELL_LOG` asks for more.
 fn log() {
-    let filter = EnvFilter::try_from_env("DOORBELL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let asked = std::env::var_os("DOORBELL_LOG").unwrap_or_default();
+    let filter = filter(&asked.to_string_lossy()).unwrap_or_else(|why| {
+        complain(&format!(
+            "doorbell: DOORBELL_LOG={}: {why}: give off, error, warn, info, debug or trace, or a list such as doorbell_hca=debug,warn; it is taken as warn",
+            asked.display()
+        ));
+        EnvFilter::new("warn")
+    });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| progress::Log)
         .with_ansi(is_styled(&std::io::stderr()))
         .with_target(false)
         .without_time()
         .init();
 }
 
+/// What `DOORBELL_LOG` asks for. A word alone that is no level would be the name of a crate, all of which is shown and nothing else: so every
+/// spelling mistake is one.
+fn filter(text: &str) -> Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    if text.trim().is_empty() {
+        return Ok(EnvFilter::new("warn"));
+    }
+    for part in text.split(',').map(str::trim) {
+        let name = part.split(['=', '[']).next().unwrap_or(part);
+        let level = LEVELS.contains(&part.to_ascii_lowercase().as_str());
+        if !level && (name == part || name.is_empty()) && !name.starts_with("doorbell") {
+            return Err(format!("`{part}` is no level"));
+        }
+    }
+    EnvFilter::try_new(text).map_err(|e| e.to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_filter_that_means_nothing_is_named() {
+        for good in [
+            "",
+            "debug",
+            "WARN",
+            "doorbell_hca=debug,warn",
+            "doorbell_port",
+        ] {
+            assert!(filter(good).is_ok(), "{good}");
+        }
+        for bad in ["garbage", "info,debgu", "doorbell=loud", "7x"] {
+            assert!(filter(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_cause_that_was_named_is_not_named_again() {

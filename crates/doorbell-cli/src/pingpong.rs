@@ -5,7 +5,6 @@
 //! sides are Doorbell: the programs send whatever their buffers hold.
 
 use std::collections::VecDeque;
-use std::io::Write;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
@@ -204,8 +203,5 @@ fn told(error: doorbell::device_api::Error) -> anyhow::Error {
 
 /// One line, at once: whoever waits for it may read it through a pipe.
 fn tell(line: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}")
-        .and_then(|()| out.flush())
-        .context("writing to standard output")
+    crate::out::say(&format!("{line}\n"))
 }

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use doorbell_doctor::{Report, examine, tree::Live};
+use doorbell_doctor::{NcclFound, nccl_with_plugin, tree::Live};
 use serde::Serialize;
+
+/// What our plug-in for NCCL exports.
+const GIN: &[&str] = &["ncclGinPlugin_v14"];
 
 /// One plug-in, for `doorbell info`.
 #[derive(Debug, Serialize)]
@@ -23,8 +26,9 @@ pub(crate) struct Plugin {
 struct Found {
     version: Option<String>,
     path: String,
-    fits: bool,
-    why: &'static str,
+    /// Null: its version could not be read.
+    fits: Option<bool>,
+    why: String,
 }
 
 impl Plugin {
@@ -44,29 +48,15 @@ impl Plugin {
 
 /// All of them.
 pub(crate) fn list() -> Vec<Plugin> {
-    let report = examine(&Live::here());
     vec![nccl(
-        &report,
+        nccl_with_plugin(&Live::here(), GIN),
         crate::ship::installed("libnccl-gin-doorbell.so"),
     )]
 }
 
-fn nccl(report: &Report, path: Option<impl AsRef<Path>>) -> Plugin {
+fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     let path = path.map(|p| p.as_ref().display().to_string());
-    let found: Vec<Found> = report
-        .libraries
-        .iter()
-        .filter(|l| l.name == "nccl")
-        .map(|l| {
-            let (fits, why) = judge(l.version.as_deref());
-            Found {
-                version: l.version.clone(),
-                path: l.path.clone(),
-                fits,
-                why,
-            }
-        })
-        .collect();
+    let found: Vec<Found> = found.into_iter().map(judge).collect();
     let variables = match &path {
         Some(path) => vec![
             ("NCCL_GIN_PLUGIN", path.clone()),
@@ -90,57 +80,52 @@ fn nccl(report: &Report, path: Option<impl AsRef<Path>>) -> Plugin {
 /// What is said of releases that look inside a network plug-in.
 const OLDER: &str = "it loads libnccl-net-doorbell.so, beside the plug-in: NCCL_NET_PLUGIN instead of NCCL_GIN_PLUGIN, for ranks of one host";
 
-/// Does that version of NCCL load the plug-in?
-fn judge(version: Option<&str>) -> (bool, &'static str) {
-    let mut numbers = version.unwrap_or("").split('.').map(str::parse::<u32>);
-    let mut next = || numbers.next().and_then(Result::ok);
-    match (next(), next(), next()) {
-        (Some(2), Some(30), Some(patch)) if patch >= 7 => (true, "it loads the plug-in"),
-        (Some(2), Some(minor), _) if minor > 30 => (true, "it loads the plug-in"),
-        (Some(2), Some(28), Some(patch)) if patch >= 7 => (true, OLDER),
-        (Some(2), Some(29), _) => (true, OLDER),
-        (Some(2), Some(28..=30), _) => (
-            false,
-            "it has GIN, and takes other plug-ins only: use 2.28.7 to 2.29.7, or 2.30.7 or later",
-        ),
-        (Some(_), Some(_), _) => (false, "it has no GIN: use 2.30.7 or later"),
-        _ => (
-            false,
-            "its version could not be read; 2.30.7 or later loads the plug-in",
-        ),
+/// The plug-in, or for older releases the one beside it.
+fn judge(found: NcclFound) -> Found {
+    let mut numbers = found.version.as_deref().unwrap_or("").split('.');
+    let mut next = || numbers.next()?.parse::<u32>().ok();
+    let (fits, why) = match (next(), next(), next()) {
+        (Some(2), Some(28), Some(7..)) | (Some(2), Some(29), _) => (Some(true), OLDER.to_owned()),
+        _ => (found.loads, found.why),
+    };
+    Found {
+        version: found.version,
+        path: found.path,
+        fits,
+        why,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use doorbell_doctor::tree::Manifest;
 
     #[test]
     fn versions_are_told_apart() {
         for (version, fits) in [
             ("2.30.7", true),
-            ("2.31.1", true),
             ("2.32.3", true),
             ("2.30.4", false),
             ("2.28.9", true),
             ("2.29.7", true),
             ("2.28.3", false),
             ("2.27.7", false),
-            ("new", false),
         ] {
-            assert_eq!(judge(Some(version)).0, fits, "{version}");
+            let text = format!("/usr/lib64/libnccl.so.{version}:\n");
+            let tree = doorbell_doctor::tree::Manifest::parse(&text).expect("a machine");
+            let found: Vec<Found> = nccl_with_plugin(&tree, GIN)
+                .into_iter()
+                .map(judge)
+                .collect();
+            assert_eq!(found[0].fits, Some(fits), "{version}: {}", found[0].why);
         }
-        assert!(!judge(None).0);
     }
 
     #[test]
     fn a_place_without_the_plugin_says_what_to_do() {
-        let machine = Manifest::parse("/proc/sys/kernel/osrelease: 6.8.0\n").expect("a machine");
-        let report = examine(&machine);
-        let text = nccl(&report, None::<&Path>).words();
+        let text = nccl(Vec::new(), None::<&Path>).words();
         assert!(text.contains("DOORBELL_HOME"), "{text}");
-        let text = nccl(&report, Some("/opt/x/lib/p.so")).words();
+        let text = nccl(Vec::new(), Some("/opt/x/lib/p.so")).words();
         assert!(text.contains("NCCL_GIN_PLUGIN=/opt/x/lib/p.so"), "{text}");
     }
 }

@@ -1,9 +1,54 @@
 //! A progress bar on standard error for runs that take more than a moment.
 //! Only on a terminal, and only once a second has passed, so that quick runs and pipes stay clean.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+
+/// The bar that is on the terminal.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// While it lives, whatever else is written to standard error takes the bar away first and has a line of its own.
+pub(crate) struct Shown(());
+
+impl Shown {
+    pub(crate) fn new(bar: &ProgressBar) -> Self {
+        *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        Self(())
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let bar = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Writes beside the bar, if there is one.
+pub(crate) fn beside<R>(write: impl FnOnce() -> R) -> R {
+    let bar = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Standard error for lines of the log.
+pub(crate) struct Log;
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        beside(|| std::io::stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// How long a run may take before it shows a bar.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -11,6 +56,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// One bar over all cases of a run.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
+    /// Taken away with this.
+    shown: Option<Shown>,
     started: Instant,
     /// Of how many cases, and how many are behind us.
     cases: usize,
@@ -30,6 +77,7 @@ impl Progress {
             bar
         });
         Self {
+            shown: bar.as_ref().map(Shown::new),
             bar,
             started: Instant::now(),
             cases,
@@ -41,6 +89,7 @@ impl Progress {
     pub(crate) fn silent() -> Self {
         Self {
             bar: None,
+            shown: None,
             started: Instant::now(),
             cases: 0,
             done: 0,
@@ -63,19 +112,8 @@ impl Progress {
         self.done += 1;
     }
 
-    /// Prints below nothing: hides the bar while `print` writes to the terminal.
-    pub(crate) fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+    /// It is behind us.
+    pub(crate) fn end(&mut self) {
+        self.shown = None;
     }
 }

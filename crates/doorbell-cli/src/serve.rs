@@ -4,7 +4,6 @@
 //! fault is not another's. Who dials and does not say who it is takes nobody's place. A signal ends the server: who is being
 //! served is told so, and nothing stays behind.
 
-use std::io::Write;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -213,7 +212,6 @@ fn turned_away(caller: Caller, why: anyhow::Error) -> anyhow::Error {
 
 /// One line, at once: whoever watches a server reads it through a pipe.
 fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    // A reader that is gone does not end the server.
-    let _ = writeln!(out, "doorbell serve: {line}").and_then(|()| out.flush());
+    // That it cannot be said (a full disk) does not end the server.
+    let _ = crate::out::say(&format!("doorbell serve: {line}\n"));
 }

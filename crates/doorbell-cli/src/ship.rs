@@ -77,6 +77,7 @@ pub(crate) fn path(args: &PathArgs) -> Result<Ended> {
         Piece::Lib => home.join("lib"),
         Piece::Include => home.join("include"),
         Piece::Ptx => home.join("ptx"),
+        Piece::Doc => home.join("share/doc/doorbell/docs"),
         Piece::Nccl => plugin(&home, "NCCL", "libnccl-gin-doorbell.so")?,
         Piece::Nvshmem => plugin(&home, "NVSHMEM", "nvshmem_transport_doorbell.so")?,
         Piece::Nixl => plugin(&home, "NIXL", "libplugin_DOORBELL.so")?,
@@ -107,27 +108,51 @@ fn plugin(home: &Path, library: &str, file: &str) -> Result<PathBuf> {
 /// `doorbell completions SHELL`: the script, on standard output.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<Ended> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "doorbell", &mut script);
-    std::io::stdout().write_all(&script)?;
+    clap_complete::generate(
+        args.shell,
+        &mut hinted(Cli::command()),
+        "doorbell",
+        &mut script,
+    );
+    crate::out::out().write_all(&script)?;
     Ok(Ended::Well)
+}
+
+/// With what each value is: a shell completes the names of files only where files are wanted.
+fn hinted(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| {
+            if !arg.get_action().takes_values() {
+                return arg;
+            }
+            let names = arg.get_value_names().unwrap_or_default();
+            let is_file = |n: &clap::builder::Str| n.contains("FILE") || n.contains("DIR");
+            // Positional ones of `compare` are files.
+            let file =
+                names.iter().any(is_file) || ["before", "after"].contains(&arg.get_id().as_str());
+            match file {
+                true => arg.value_hint(clap::ValueHint::AnyPath),
+                false => arg.value_hint(clap::ValueHint::Other),
+            }
+        })
+        .mut_subcommands(hinted)
 }
 
 /// `doorbell man`: the page of the command on standard output, or the pages of all of them into a folder.
 pub(crate) fn man(args: &ManArgs) -> Result<Ended> {
     let command = Cli::command();
     let Some(folder) = &args.out else {
-        clap_mangen::Man::new(command).render(&mut std::io::stdout())?;
+        crate::man::write(command, &mut crate::out::out())?;
         return Ok(Ended::Well);
     };
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    clap_mangen::generate_to(command, folder)
+    crate::man::all(command, folder)
         .with_context(|| format!("cannot write into {}", folder.display()))?;
     Ok(Ended::Well)
 }
 
 fn print_line(line: &str) -> Result<()> {
-    writeln!(std::io::stdout(), "{line}")?;
-    Ok(())
+    crate::out::say(&format!("{line}\n"))
 }
 
 #[cfg(test)]
@@ -160,6 +185,33 @@ mod tests {
                 .join("doorbell");
             touch(&package.join(MARK));
             assert_eq!(find(dir.path()), Some(package));
+        }
+    }
+
+    #[test]
+    fn completions_know_values_and_no_hidden_commands() {
+        let mut script = Vec::new();
+        let mut command = hinted(Cli::command());
+        clap_complete::generate(
+            clap_complete::Shell::Bash,
+            &mut command,
+            "doorbell",
+            &mut script,
+        );
+        let script = String::from_utf8(script).expect("text");
+        assert!(
+            !script.contains("doorbell,peer)"),
+            "a command that perf starts"
+        );
+        for (option, wanted) in [
+            ("--link)", "loopback shm roce verbs"),
+            ("--gpu)", "auto host cuda"),
+            ("--trace)", "compgen -f"),
+            ("--size)", "COMPREPLY=(\"${cur}\")"),
+        ] {
+            let after = script.split(option).nth(1).expect(option);
+            let own = after.split(";;").next().expect("it ends");
+            assert!(own.contains(wanted), "{option} {own}");
         }
     }
 

@@ -96,7 +96,7 @@ impl Column {
     }
 }
 
-/// `name  value` lines, the values wrapped at 80 columns and aligned.
+/// `name  value` lines, the values wrapped at the terminal's columns and aligned.
 pub(crate) fn facts(out: &mut dyn Write, pairs: &[(String, String)]) -> io::Result<()> {
     let wide = pairs
         .iter()
@@ -106,7 +106,7 @@ pub(crate) fn facts(out: &mut dyn Write, pairs: &[(String, String)]) -> io::Resu
     for (name, value) in pairs {
         let pad = " ".repeat(wide - name.chars().count());
         let mut first = true;
-        for line in wrap(value, 80usize.saturating_sub(wide + 4)) {
+        for line in wrap(value, crate::out::columns().saturating_sub(wide + 4)) {
             if first {
                 writeln!(out, "  {name}{pad}  {line}")?;
             } else {

@@ -96,8 +96,37 @@ fn a_running_process_is_watched_and_a_killed_one_missed() {
     let output = run(&["stat", &pid, "--count", "1"]);
     let (_, err) = texts(&output);
     assert_eq!(output.status.code(), Some(1));
-    assert!(err.contains("answers no questions"), "{err}");
+    assert!(err.contains(&format!("there is no process {pid}")), "{err}");
     forget(&pid);
+}
+
+#[test]
+fn a_stopped_process_is_shown_as_stopped_and_delays_no_other() {
+    let (perf, other) = (Running::perf(), Running::perf());
+    let pid = perf.pid();
+    let number = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+    rustix::process::kill_process(number, rustix::process::Signal::STOP).unwrap();
+    let text = succeed(&["stat", "--count", "1", "--interval", "0.2"]);
+    assert!(text.contains(&format!("{pid}  stopped: ")), "{text}");
+    assert!(text.contains(&other.pid()), "{text}");
+    let text = succeed(&["stat", &pid, "--count", "1", "--interval", "0.2"]);
+    assert!(text.contains(&format!("{pid}  stopped: ")), "{text}");
+}
+
+#[test]
+fn who_cannot_be_asked_is_said_to_be_what_it_is() {
+    let other = Running(
+        std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap(),
+    );
+    let output = run(&["stat", &other.pid()]);
+    let (_, err) = texts(&output);
+    assert!(
+        err.contains("(sleep) answers no questions: it has no open"),
+        "{err}"
+    );
 }
 
 /// The records of a process that was killed.
@@ -122,6 +151,8 @@ fn metrics_are_served() {
         .strip_prefix("serving http://")
         .and_then(|l| l.strip_suffix("/metrics"))
         .expect("it says where");
+    // Who says nothing keeps nobody from being served.
+    let _idle = TcpStream::connect(address).unwrap();
     let get = |what: &str| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream

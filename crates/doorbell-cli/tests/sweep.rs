@@ -172,7 +172,9 @@ fn refusals_name_the_option() {
         (vec!["sweep", "--only", "nothing"], 2, "blocks"),
         (vec!["sweep", "--repeat", "1"], 2, "2..=100"),
         (vec!["sweep", "--redraw", "x", "--quick"], 2, "--quick"),
-        (vec!["sweep", "--redraw", "/dev/null"], 1, "no JSON"),
+        (vec!["sweep", "--redraw", "/dev/null"], 1, "a device"),
+        (vec!["compare", "/dev/zero", "/dev/zero"], 3, "a device"),
+        (vec!["doctor", "--root", "/dev/zero"], 3, "a device"),
         (vec!["sweep", "--out", "/proc/nowhere"], 1, "--out"),
         (vec!["compare", "/nowhere", "/nowhere"], 3, "results.json"),
     ] {

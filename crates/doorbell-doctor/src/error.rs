@@ -27,6 +27,14 @@ pub enum Error {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// A capture is not whole.
+    #[error(
+        "the capture was cut off: {mark} is not there, and what is missing would be taken for not installed; copy it again (older releases wrote no mark: if it is whole, add it)"
+    )]
+    Cut {
+        /// What is written last.
+        mark: &'static str,
+    },
     /// A capture could not be written.
     #[error("writing the capture to {}: {source}: choose a place that can be written", path.display())]
     Capture {

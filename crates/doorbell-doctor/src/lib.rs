@@ -10,7 +10,7 @@
 //! let machine = Manifest::parse("/proc/sys/kernel/osrelease: 6.8.0\n").unwrap();
 //! let report = examine(&machine);
 //! assert!(report.gpus.is_empty());
-//! println!("{}", screen(&report, false));
+//! println!("{}", screen(&report, 80, false));
 //! ```
 //!
 //! `facts` reads, `rules` judges (one file a library, each gate with its source), `report` is the
@@ -29,8 +29,15 @@ pub use report::{
     Container, Distance, Driver, Gate, GateState, Gpu, Here, Library, Limits, Machine, Memory, Nic,
     Path, PathState, Report, SCHEMA, Software, Unseen, Variable, Verdict, Who,
 };
+pub use rules::NcclFound;
 pub use screen::screen;
 pub use tree::Tree;
+
+/// Installations of NCCL behind `tree`: version and place, and whether each loads a GIN plug-in that exports `exports`. The same judgment as in
+/// [`examine`], without looking at the machine.
+pub fn nccl_with_plugin(tree: &dyn Tree, exports: &[&str]) -> Vec<NcclFound> {
+    rules::nccl_with_plugin(facts::installed(tree), exports)
+}
 
 /// Reads the machine behind `tree` and judges its libraries.
 pub fn examine(tree: &dyn Tree) -> Report {

@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 
 use crate::report::{Gate, GateState, Library, Path, PathState, Report, Verdict, Who};
 
-const WIDTH: usize = 80;
 /// How the fix of a gate begins that nothing on this node can open.
 const NO_FIX: &str = "none";
 
 struct Screen {
     out: String,
     colour: bool,
+    /// Columns.
+    width: usize,
     /// Long fixes that were told: one is not told twice.
     told: BTreeSet<String>,
 }
@@ -19,11 +20,12 @@ struct Screen {
 /// A fix of this length is worth a reference to the first time it was told.
 const LONG: usize = 40;
 
-/// The whole screen; `colour` for a terminal whose user did not set `NO_COLOR`.
-pub fn screen(report: &Report, colour: bool) -> String {
+/// The whole screen, `width` columns wide; `colour` for a terminal whose user did not set `NO_COLOR`.
+pub fn screen(report: &Report, width: usize, colour: bool) -> String {
     let mut s = Screen {
         out: String::new(),
         colour,
+        width: width.max(40),
         told: BTreeSet::new(),
     };
     s.verdict(report);
@@ -58,7 +60,7 @@ impl Screen {
 
     /// `text` after `head`, wrapped, following lines under its first column.
     fn wrapped(&mut self, head: &str, wide: usize, code: Option<&str>, text: &str) {
-        for (i, line) in wrap(text, WIDTH - wide).into_iter().enumerate() {
+        for (i, line) in wrap(text, self.width - wide).into_iter().enumerate() {
             let line = match code {
                 Some(code) => self.paint(code, &line),
                 None => line,
@@ -327,10 +329,12 @@ impl Screen {
     fn library(&mut self, library: &Library) {
         let version = library.version.as_deref().unwrap_or("of unknown version");
         self.section(&format!("{} {version}", title(library.name)));
-        let place = self.paint(DIM, &short(&library.path));
+        let place = self.paint(DIM, &short(&library.path, self.width - 2));
         self.line(&format!("  {place}"));
         let mut told = BTreeSet::new();
-        for path in &library.paths {
+        let mut all = library.paths.iter();
+        let taken = all.position(|p| p.state == PathState::Taken);
+        for (at, path) in library.paths.iter().enumerate() {
             let (code, mark, state) = match path.state {
                 PathState::Taken => (GREEN, "▶", "takes this"),
                 PathState::Open => (DIM, "·", "could"),
@@ -344,8 +348,9 @@ impl Screen {
                 path.name,
                 who(path.who).1
             ));
-            // A path that is not taken and not better than the one that is needs no explanation.
-            if path.who > library.who || path.state == PathState::Taken {
+            // They are in the library's own order. One that comes before the path that is taken needs an explanation, and one behind it that the
+            // GPU has more of.
+            if taken.is_none_or(|taken| at <= taken) || path.who > library.who {
                 self.gates(path, &mut told);
             }
         }
@@ -456,15 +461,13 @@ fn who(who: Who) -> (&'static str, &'static str) {
 }
 
 /// A path that fits a line: its end says more than its beginning.
-fn short(path: &str) -> String {
+fn short(path: &str, room: usize) -> String {
     let length = path.chars().count();
-    if length <= WIDTH - 2 {
+    if length <= room {
         return path.to_owned();
     }
-    format!(
-        "…{}",
-        path.chars().skip(length - (WIDTH - 3)).collect::<String>()
-    )
+    let end: String = path.chars().skip(length + 1 - room).collect();
+    format!("…{end}")
 }
 
 /// Breaks at spaces; a word that is too long stands alone.

@@ -22,7 +22,7 @@ fn machines() -> BTreeMap<String, Manifest> {
         if path.extension().is_some_and(|e| e == "node") {
             let text = std::fs::read_to_string(&path).unwrap();
             let manifest =
-                Manifest::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                Manifest::whole(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
             all.insert(
                 path.file_stem().unwrap().to_str().unwrap().to_owned(),
                 manifest,
@@ -67,7 +67,7 @@ fn screens_and_json_are_the_blessed_ones() {
     for (name, machine) in &all {
         let report = examine(machine);
         let json = serde_json::to_string_pretty(&report).unwrap() + "\n";
-        for (kind, now) in [("txt", screen(&report, false)), ("json", json)] {
+        for (kind, now) in [("txt", screen(&report, 80, false)), ("json", json)] {
             let file = folder().join(format!("{name}.{kind}"));
             if bless {
                 std::fs::write(&file, &now).unwrap();
@@ -85,7 +85,7 @@ fn screens_and_json_are_the_blessed_ones() {
 #[test]
 fn no_line_is_wider_than_a_terminal() {
     for (name, machine) in machines() {
-        for line in screen(&examine(&machine), false).lines() {
+        for line in screen(&examine(&machine), 80, false).lines() {
             // A word that cannot be broken (a command, a symbol) may stand out; a sentence may not.
             let longest = line
                 .split(' ')
@@ -102,14 +102,14 @@ fn colour_adds_nothing_but_colour() {
     for machine in machines().values() {
         let report = examine(machine);
         let mut plain = String::new();
-        let mut rest = screen(&report, true);
+        let mut rest = screen(&report, 80, true);
         while let Some(at) = rest.find("\x1b[") {
             plain.push_str(&rest[..at]);
             let end = at + rest[at..].find('m').unwrap() + 1;
             rest = rest[end..].to_owned();
         }
         plain.push_str(&rest);
-        assert_eq!(plain, screen(&report, false));
+        assert_eq!(plain, screen(&report, 80, false));
     }
 }
 
@@ -138,7 +138,7 @@ fn this_machine_is_judged_without_harm() {
     let report = examine(&here);
     assert!(report.machine.kernel.is_some());
     assert_eq!(report.schema, "doorbell-doctor/1");
-    assert!(!screen(&report, true).is_empty());
+    assert!(!screen(&report, 80, true).is_empty());
 }
 
 /// The report of a machine with variables added to its environment and lines to its files.
@@ -165,7 +165,7 @@ fn settings_with_which_nvshmem_ends_at_its_start_are_no_path() {
         let report = changed("no-nic", variables, none);
         let nvshmem = library(&report, "nvshmem");
         assert_eq!(nvshmem.takes, None, "{variables}");
-        assert!(screen(&report, false).contains("NVSHMEM_GPUNETIO_ENABLE_GDAKI"));
+        assert!(screen(&report, 80, false).contains("NVSHMEM_GPUNETIO_ENABLE_GDAKI"));
     }
     let report = changed("no-nic", "| NVSHMEM_REMOTE_TRANSPORT=ucx\n", none);
     let ucx = library(&report, "nvshmem");
@@ -374,7 +374,7 @@ fn any_fact_may_be_missing_or_mad() {
                 if let Ok(machine) = Manifest::parse(&format!("{without}{other}\n")) {
                     judged += 1;
                     let report = examine(&machine);
-                    assert!(screen(&report, true).len() > 100, "{line}");
+                    assert!(screen(&report, 80, true).len() > 100, "{line}");
                 }
             }
         }

@@ -3,11 +3,11 @@
 //!
 //! `cargo run --release -p doorbell-hca --example roce_link_rate [-- --only NAME] [--seconds S] [--mtu BYTES]`; names: `put8`, `put8x1`,
 //! `get8`, `put64k`, `put1m`, `get1m`, `trip`, `trip2`, `threads8`, `threads1m`, `pair1m`. One thread's rates are per second of its CPU time; `pair1m` and
-//! `trip2` have a thread a side, each driving its own HCA.
+//! `trip2` have a thread a side, each driving its own HCA; beside `pair1m` is what the kernel alone takes (see `bounds`).
 
+mod bounds;
 mod common;
 
-use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -351,62 +351,6 @@ impl Bench {
         });
         start.elapsed().as_nanos() as f64 / trips as f64
     }
-
-    /// Nanoseconds of 8 bytes there and back over two sockets, a thread each, which spin.
-    #[inline(never)]
-    fn measured_echo_apart(&self) -> f64 {
-        let bind = || UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let (a, b) = (bind(), bind());
-        a.connect(b.local_addr().expect("bound")).expect("connect");
-        b.connect(a.local_addr().expect("bound")).expect("connect");
-        a.set_nonblocking(true).expect("a flag");
-        b.set_nonblocking(true).expect("a flag");
-        let stop = AtomicBool::new(false);
-        let (start, mut trips) = (Instant::now(), 0u64);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut bytes = [0u8; 8];
-                while !stop.load(Ordering::Relaxed) {
-                    if b.recv(&mut bytes).is_ok() {
-                        b.send(&bytes).expect("send");
-                    }
-                }
-            });
-            let mut bytes = [0u8; 8];
-            while start.elapsed().as_secs_f64() < self.seconds {
-                for _ in 0..64 {
-                    trips += 1;
-                    a.send(&bytes).expect("send");
-                    while a.recv(&mut bytes).is_err() {}
-                }
-            }
-            stop.store(true, Ordering::Relaxed);
-        });
-        start.elapsed().as_nanos() as f64 / trips as f64
-    }
-
-    /// Nanoseconds of 8 bytes there and back over two sockets, by one thread.
-    #[inline(never)]
-    fn measured_echo(&self) -> f64 {
-        let (a, b) = (
-            UdpSocket::bind("127.0.0.1:0").expect("a port"),
-            UdpSocket::bind("127.0.0.1:0").expect("a port"),
-        );
-        a.connect(b.local_addr().expect("bound")).expect("connect");
-        b.connect(a.local_addr().expect("bound")).expect("connect");
-        let (start, cpu, mut trips) = (Instant::now(), cpu_seconds(), 0u64);
-        let mut bytes = [0u8; 8];
-        while start.elapsed().as_secs_f64() < self.seconds {
-            for _ in 0..64 {
-                trips += 1;
-                a.send(&bytes).expect("send");
-                b.recv(&mut bytes).expect("receive");
-                b.send(&bytes).expect("send");
-                a.recv(&mut bytes).expect("receive");
-            }
-        }
-        (cpu_seconds() - cpu) * 1e9 / trips as f64
-    }
 }
 
 fn main() {
@@ -491,17 +435,29 @@ fn main() {
                 rate / 1e6,
                 rate * f64::from(load.len) / 1e9
             );
+            if name == "pair1m" {
+                let (seconds, mtu) = (bench.seconds, bench.mtu.bytes() as usize);
+                println!(
+                    "beside it, a thread a side: TCP {:.3} GB/s; the port alone {:.3}, and with a copy of what arrived {:.3}",
+                    bounds::tcp(seconds),
+                    bounds::trains(seconds, mtu, false),
+                    bounds::trains(seconds, mtu, true),
+                );
+            }
         }
     }
     if wanted("trip") {
-        let (echo, trip) = (bench.measured_echo(), bench.measured_trip());
+        let (echo, trip) = (bounds::echo(bench.seconds), bench.measured_trip());
         println!(
             "round trip of 8 bytes: {trip:.0} ns, bare UDP echo {echo:.0} ns, ratio {:.2}",
             trip / echo
         );
     }
     if wanted("trip2") {
-        let (echo, trip) = (bench.measured_echo_apart(), bench.measured_trip_apart());
+        let (echo, trip) = (
+            bounds::echo_apart(bench.seconds),
+            bench.measured_trip_apart(),
+        );
         println!(
             "round trip of 8 bytes, a thread a side: {trip:.0} ns, bare UDP echo {echo:.0} ns, ratio {:.2}",
             trip / echo

@@ -2,7 +2,7 @@
 //! `Hca` is a cheap handle; engine threads stop when the last handle, region and queue pair is gone.
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -20,6 +20,7 @@ use crate::events::{Event, Events};
 use crate::mem::grace::GraceClock;
 use crate::mem::regions::{self, Regions};
 use crate::mem::{Exporter, Memory, Mr, MrConfig, Region, TableMemory};
+use crate::patience::Patience;
 use crate::place::{self, Placement};
 use crate::qp::shared::QpShared;
 use crate::qp::{DoorbellWord, HcaQp, QpConfig};
@@ -62,6 +63,10 @@ pub(crate) struct Inner {
     pub(crate) events: Events,
     pub(crate) exporter: OnceLock<Arc<dyn Exporter>>,
     pub(crate) stop: AtomicBool,
+    /// What peers have been waited for in vain.
+    pub(crate) peers: Patience,
+    /// Nanoseconds that closing waits for one who does not answer: at first [`HcaConfig::drop_timeout`].
+    closing_ns: AtomicU64,
     /// Looks after cores that callers drive, once there is one with a packet port.
     keeper: OnceLock<Arc<Keeper>>,
     /// The flight record, if one is kept.
@@ -206,6 +211,10 @@ impl Hca {
             events: Events::default(),
             exporter: OnceLock::new(),
             stop: AtomicBool::new(false),
+            peers: Patience::default(),
+            closing_ns: AtomicU64::new(
+                u64::try_from(config.drop_timeout.as_nanos()).unwrap_or(u64::MAX),
+            ),
             keeper: OnceLock::new(),
             record,
             script,
@@ -401,7 +410,7 @@ impl Hca {
         if let Some((run, nth)) = &script {
             qp.adopt(run, *nth);
         }
-        let timeout = inner.config.drop_timeout;
+        let timeout = self.patience(core);
         match inner.on_core(
             core,
             "take the queue pair",
@@ -461,7 +470,7 @@ impl Hca {
             )));
         }
         let keeper = self.0.keeper()?;
-        let timeout = inner.config.drop_timeout;
+        let timeout = self.patience(core);
         inner.on_core(
             core,
             "take the RoCE port",
@@ -499,7 +508,7 @@ impl Hca {
     /// [`HcaError::TimedOut`], [`HcaError::EngineDown`].
     pub fn roce_counters(&self, core: usize) -> Result<Option<RoceCounters>> {
         let inner = self.inner();
-        let timeout = inner.config.drop_timeout;
+        let timeout = self.patience(core);
         inner.on_core(
             core,
             "say what the RoCE port counted",
@@ -527,6 +536,20 @@ impl Hca {
     /// Events that were dropped because nobody took them.
     pub fn lost_events(&self) -> u64 {
         self.0.inner.events.lost()
+    }
+
+    /// How long a call without a time-out of its own waits for an engine core now: [`HcaConfig::drop_timeout`], less what the core has been
+    /// waited for in vain since it last answered or made a round.
+    pub fn patience(&self, core: usize) -> Duration {
+        let inner = self.inner();
+        let slot = inner.cores.get(core);
+        slot.map_or(Duration::ZERO, |slot| slot.patience(inner.closing()))
+    }
+
+    /// From now on, waits for no one longer than that when queue pairs and regions go: a run that has failed is over.
+    pub fn hurry(&self, most: Duration) {
+        let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
+        self.inner().closing_ns.fetch_min(most, Ordering::Relaxed);
     }
 
     /// Does an engine core carry out what it is asked within `patience`? One that is stalled or dead does not.
@@ -636,6 +659,11 @@ impl Inner {
             .map(|i| (first + i) % count)
             .min_by_key(|&i| self.cores[i].load())
             .unwrap_or(0)
+    }
+
+    /// How long closing waits for one who does not answer.
+    pub(crate) fn closing(&self) -> Duration {
+        Duration::from_nanos(self.closing_ns.load(Ordering::Relaxed))
     }
 
     pub(crate) fn grace_begin(&self) -> u64 {

@@ -25,6 +25,7 @@ pub mod fault;
 mod hca;
 pub mod link;
 pub mod mem;
+mod patience;
 mod place;
 pub mod qp;
 mod raw;

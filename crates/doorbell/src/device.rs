@@ -439,6 +439,14 @@ impl Device {
         self.inner.write_trace(path)
     }
 
+    /// From now on, waits for no engine core and no peer longer than `most` when queue pairs and regions are dropped: what is left of a run
+    /// that has failed is to go. Memory that somebody may still use is then kept mapped (leaked), as after [`Config::quiesce`].
+    pub fn hurry(&self, most: Duration) {
+        if let Some(soft) = &self.inner.soft {
+            soft.hca().hurry(most);
+        }
+    }
+
     /// Whether whoever waits has to run the engine.
     pub fn is_caller_driven(&self) -> bool {
         self.inner.settings.hca_cores == HcaCores::Caller

@@ -9,6 +9,9 @@ pub use doorbell_hca::script::{
 
 use crate::Device;
 
+/// Bytes of a file of rules: thousands of them.
+const MOST: u64 = 1 << 20;
+
 /// The rules in `text`, or in the file whose name follows an `@`; `none` and nothing are no rules.
 ///
 /// # Errors
@@ -23,7 +26,7 @@ pub fn load(text: &str) -> Result<Script, String> {
             .parse()
             .map_err(|e: ScriptError| format!("{e}; give rules as in docs/faults.md, or @FILE"));
     };
-    match std::fs::read_to_string(file) {
+    match crate::input::read_text(file.as_ref(), MOST) {
         Ok(text) => text
             .parse()
             .map_err(|e: ScriptError| format!("{file}: {e}; give rules as in docs/faults.md")),

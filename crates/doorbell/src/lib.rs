@@ -83,6 +83,7 @@ mod endpoint;
 mod error;
 pub mod faults;
 mod fork;
+pub mod input;
 mod launch;
 mod memory;
 mod mr;

@@ -9,7 +9,7 @@ use doorbell::faults::{Script, load};
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FaultArgs {
     /// A fault that the HCA plays, such as 'wqe=1023: drop-doorbell'; may be repeated.
-    /// docs/faults.md has the language [env: DOORBELL_FAULT]
+    /// faults.md (`doorbell path doc`) has the language [env: DOORBELL_FAULT]
     #[arg(long = "fault", value_name = "RULE", value_parser = rules, help_heading = "Faults")]
     pub(crate) rules: Vec<String>,
     /// The same from a file, a rule a line

@@ -7,8 +7,6 @@ mod noise;
 mod screen;
 mod sets;
 
-use std::io::Write as _;
-
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
@@ -38,6 +36,7 @@ struct Comparison {
     better: usize,
     same: usize,
     unknown: usize,
+    failed: usize,
     /// Figures that one side lacks.
     only_before: Vec<String>,
     only_after: Vec<String>,
@@ -111,12 +110,9 @@ fn compare(args: &CompareArgs) -> Result<u8> {
             screen::text(&comparison, args.all, styled)
         }
     };
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // Whoever read our output has seen enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
-        other => other.context("writing to standard output")?,
-    }
-    Ok(if comparison.worse > 0 { WORSE } else { 0 })
+    crate::out::say(&text)?;
+    let worse = comparison.worse + comparison.failed;
+    Ok(if worse > 0 { WORSE } else { 0 })
 }
 
 fn changes(args: &CompareArgs, before: &Set, after: &Set) -> Comparison {
@@ -151,6 +147,7 @@ fn changes(args: &CompareArgs, before: &Set, after: &Set) -> Comparison {
         better: count(Verdict::Better),
         same: count(Verdict::Same),
         unknown: count(Verdict::Unknown),
+        failed: count(Verdict::Failed),
         only_before: missing(before, after),
         only_after: missing(after, before),
         figures,

@@ -22,8 +22,10 @@ pub(super) enum Verdict {
     Better,
     /// Not further apart than noise.
     Same,
-    /// One side has a single measurement, and so no noise to compare with.
+    /// One side has a single measurement, and so no noise to compare with, or none.
     Unknown,
+    /// It was measured before, and failed after: no change of a figure.
+    Failed,
 }
 
 /// Knows how noisy figures are in general.
@@ -96,9 +98,7 @@ impl Judge {
             _ => None,
         };
         let verdict = match (a, b, ratio, noise) {
-            // It was measured, and cannot be any more.
-            (Some(_), None, ..) if after.failed => Verdict::Worse,
-            (None, Some(_), ..) if before.failed => Verdict::Better,
+            (Some(_), None, ..) if after.failed => Verdict::Failed,
             (Some(a), Some(b), Some(ratio), Some(noise)) => {
                 let apart = a.max < b.min || b.max < a.min;
                 let higher = ratio > 1.0;
@@ -182,8 +182,11 @@ mod tests {
     #[test]
     fn a_single_measurement_says_nothing_and_a_failure_does() {
         assert_eq!(verdict(Metric::Rate, &[100.0], &[1.0]), Verdict::Unknown);
-        assert_eq!(verdict(Metric::Rate, &[100.0, 101.0], &[]), Verdict::Worse);
-        assert_eq!(verdict(Metric::Rate, &[], &[100.0, 101.0]), Verdict::Better);
+        assert_eq!(verdict(Metric::Rate, &[100.0, 101.0], &[]), Verdict::Failed);
+        assert_eq!(
+            verdict(Metric::Rate, &[], &[100.0, 101.0]),
+            Verdict::Unknown
+        );
         assert_eq!(verdict(Metric::Rate, &[], &[]), Verdict::Unknown);
     }
 

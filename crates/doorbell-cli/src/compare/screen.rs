@@ -23,6 +23,7 @@ pub(super) fn text(c: &Comparison, all: bool, styled: bool) -> String {
         }
     }
     let shown: Vec<&Change> = [
+        Verdict::Failed,
         Verdict::Worse,
         Verdict::Better,
         Verdict::Unknown,
@@ -47,7 +48,7 @@ pub(super) fn text(c: &Comparison, all: bool, styled: bool) -> String {
         let _ = writeln!(out, "{}", row(change, styled));
     }
     let _ = writeln!(out);
-    for line in table::wrap(&summary(c), 80) {
+    for line in table::wrap(&summary(c), crate::out::columns()) {
         let _ = writeln!(out, "{line}");
     }
     out
@@ -81,6 +82,7 @@ fn row(c: &Change, styled: bool) -> String {
         Verdict::Better => ("better", "32"),
         Verdict::Same => ("same", "2"),
         Verdict::Unknown => ("unsure", "33"),
+        Verdict::Failed => ("failed", "31"),
     };
     let value = |s: Option<crate::sweep::results::Spread>| match (s, c.metric) {
         (None, _) => "-".to_owned(),
@@ -122,6 +124,9 @@ fn summary(c: &Comparison) -> String {
             c.worse, c.better
         ),
     };
+    if c.failed > 0 {
+        let _ = write!(text, " {} failed in the second file only.", c.failed);
+    }
     if c.unknown > 0 {
         let _ = write!(
             text,
@@ -151,6 +156,7 @@ mod tests {
                 median: v,
                 min: v,
                 max: v,
+                times: 3,
             })
         };
         let change = |verdict, what: &str| Change {
@@ -178,6 +184,7 @@ mod tests {
             better: 1,
             same: 1,
             unknown: 1,
+            failed: 1,
             only_before: vec!["x".into()],
             only_after: Vec::new(),
             figures: vec![
@@ -185,6 +192,7 @@ mod tests {
                 change(Verdict::Better, "get, loopback, GPU memory, 256 KiB"),
                 change(Verdict::Worse, "put+signal, loopback, 32 KiB"),
                 change(Verdict::Unknown, "put, roce, 8 B"),
+                change(Verdict::Failed, "put, roce, 64 B"),
             ],
         };
         let some = text(&comparison, false, false);
@@ -194,6 +202,8 @@ mod tests {
         assert!(some.find("worse ").unwrap() < some.find("better ").unwrap());
         assert!(!some.contains("same "));
         assert!(text(&comparison, true, false).contains("same "));
-        assert!(some.contains("2 of 4 figures changed"));
+        assert!(some.contains("2 of 5 figures changed"));
+        let flat = some.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("1 failed in the second file only."), "{some}");
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::schema::{self, Environment, Outcome, Report};
 use crate::sweep::results::{self, Point};
 use crate::sweep::{files, labels};
-use crate::units;
+use crate::{json, units};
 
 /// What was measured of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,31 +59,24 @@ pub(super) struct Set {
 
 /// Reads either kind.
 pub(super) fn read(file: &Path) -> Result<Set> {
-    let text = std::fs::read_to_string(file).with_context(|| {
-        format!(
-            "reading {}: give a results.json of `doorbell sweep`, or a file of `doorbell perf --json`",
-            file.display()
-        )
-    })?;
-    parse(&text).with_context(|| file.display().to_string())
+    let wanted = "a results.json of `doorbell sweep`, or a file of `doorbell perf --json`";
+    let value = json::read(file, wanted)?;
+    parse(value).with_context(|| file.display().to_string())
 }
 
-fn parse(text: &str) -> Result<Set> {
-    let value: serde_json::Value =
-        serde_json::from_str(text).context("it is no JSON: was it cut off?")?;
-    match value.get("schema").and_then(|s| s.as_str()) {
-        Some(results::SCHEMA) => Ok(of_sweep(files::parse(text)?)),
-        Some(schema::SCHEMA) => {
+fn parse(value: serde_json::Value) -> Result<Set> {
+    match json::schema(&value)? {
+        results::SCHEMA => Ok(of_sweep(files::parse(value)?)),
+        schema::SCHEMA => {
             let report: Report = serde_json::from_value(value)
                 .with_context(|| format!("it says {} and is not", schema::SCHEMA))?;
             Ok(of_perf(report))
         }
-        Some(other) => bail!(
+        other => bail!(
             "its schema is {other}: {} and {} can be compared",
             results::SCHEMA,
             schema::SCHEMA
         ),
-        None => bail!("it names no schema: give a results.json of `doorbell sweep`"),
     }
 }
 
@@ -243,7 +236,7 @@ mod tests {
             (r#"{"schema":"doorbell-doctor/1"}"#, "doorbell-doctor/1"),
             (r#"{"schema":"doorbell-perf/1"}"#, "and is not"),
         ] {
-            let error = format!("{:#}", parse(text).err().unwrap());
+            let error = format!("{:#}", json::parse(text).and_then(parse).err().unwrap());
             assert!(error.contains(part), "{text}: {error}");
         }
     }

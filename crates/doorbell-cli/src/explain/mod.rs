@@ -4,6 +4,7 @@
 //! runs the engine, and shows what came back. What the engine checks is worked out beside it and compared with its answer.
 
 mod checks;
+mod fault;
 mod fields;
 mod lab;
 mod page;
@@ -23,9 +24,8 @@ use crate::{Ended, WrongArguments};
 
 /// Explains.
 pub(crate) fn run(args: &ExplainArgs) -> Result<Ended> {
-    let out = io::stdout();
-    let styled = crate::is_styled(&out);
-    let mut out = io::BufWriter::new(out.lock());
+    let styled = crate::is_styled(&io::stdout());
+    let mut out = io::BufWriter::new(crate::out::out());
     tell(&mut out, styled, args)?;
     out.flush().context("writing to standard output")?;
     Ok(Ended::Well)
@@ -49,7 +49,13 @@ fn tell(out: &mut dyn Write, styled: bool, args: &ExplainArgs) -> Result<()> {
     set_up(page, &lab)?;
     let good = well(page, &mut lab, operation)?;
     page.gap()?;
-    badly(page, lab, operation, bad, &good)
+    match args.fault.as_slice() {
+        [] => badly(page, lab, operation, bad, &good),
+        rules => {
+            drop(lab);
+            fault::played(page, operation, &rules.join("\n"), &good)
+        }
+    }
 }
 
 fn title(operation: Operation) -> &'static str {

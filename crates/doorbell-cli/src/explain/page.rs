@@ -67,7 +67,7 @@ impl<'a> Page<'a> {
 
     /// Wrapped text.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
-        for line in table::wrap(text, WIDTH - 3) {
+        for line in table::wrap(text, crate::out::columns() - 3) {
             writeln!(self.out, "   {line}")?;
         }
         Ok(())
@@ -168,7 +168,10 @@ impl<'a> Page<'a> {
                 None => ("->", Tone::Strong),
             };
             let word = self.tone(word, tone);
-            for (i, line) in table::wrap(&check.text, WIDTH - 7).iter().enumerate() {
+            for (i, line) in table::wrap(&check.text, crate::out::columns() - 7)
+                .iter()
+                .enumerate()
+            {
                 let mark = if i == 0 { &*word } else { "  " };
                 writeln!(self.out, "   {mark}  {line}")?;
             }

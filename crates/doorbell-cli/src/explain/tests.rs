@@ -8,9 +8,80 @@ use doorbell::{Syndrome, Vendor};
 
 fn page(operation: Operation, bad: Bad, styled: bool) -> String {
     let mut out = Vec::new();
-    let bad = Some(bad);
-    tell(&mut out, styled, &ExplainArgs { operation, bad }).unwrap();
+    let args = ExplainArgs {
+        operation,
+        bad: Some(bad),
+        fault: Vec::new(),
+    };
+    tell(&mut out, styled, &args).unwrap();
     String::from_utf8(out).unwrap()
+}
+
+fn under(operation: Operation, rule: &str) -> anyhow::Result<String> {
+    let mut out = Vec::new();
+    let args = ExplainArgs {
+        operation,
+        bad: None,
+        fault: vec![rule.to_owned()],
+    };
+    tell(&mut out, false, &args)?;
+    Ok(String::from_utf8(out)?)
+}
+
+#[test]
+fn a_fault_is_played_and_who_notices_it_is_said() {
+    for (rule, parts) in [
+        (
+            "n=1: drop-doorbell",
+            &[
+                "Nothing was written: all 64 bytes",
+                "seen by the engine 0, complete 0",
+                "its doorbell was lost on the way",
+                "the first is served as well",
+            ][..],
+        ),
+        (
+            "n=1: withhold-cqe",
+            &[
+                "Nothing was written: all 64 bytes",
+                "the bytes arrived: the work was done",
+                "no CQE was written",
+            ],
+        ),
+        (
+            "n=1: fail=RNR_RETRY",
+            &["RNR_RETRY", "Qp::error: WQE 0", "Posted once more"],
+        ),
+        (": kill-engine", &["Qp::reset fails", "open it anew"]),
+    ] {
+        for operation in Operation::value_variants() {
+            let text = under(*operation, rule).unwrap_or_else(|e| panic!("{rule}: {e:#}"));
+            for part in parts {
+                let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+                // A signal's first rule hits its put.
+                assert!(
+                    flat.contains(part) || *operation != Operation::Put,
+                    "{operation:?} {rule}: no {part:?} in\n{text}"
+                );
+            }
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{operation:?} {rule}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn faults_that_cannot_be_shown_here_are_refused_with_where_they_can() {
+    for (rule, part) in [
+        ("wqe=7: drop-doorbell", "no rule fired"),
+        (": kill-process", "perf --link shm"),
+        (": drop-link", "no packets"),
+    ] {
+        let error = under(Operation::Put, rule).unwrap_err();
+        assert!(error.is::<crate::WrongArguments>(), "{rule}: {error:#}");
+        assert!(format!("{error:#}").contains(part), "{rule}: {error:#}");
+    }
 }
 
 #[test]

@@ -7,7 +7,6 @@ mod page;
 mod system;
 mod trial;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -148,10 +147,9 @@ impl Results {
 pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
     let started = crate::environment::utc_now();
     let (ports, refused) = doorbell::rdma_ports()?;
-    let mut out = std::io::stdout().lock();
-    let mut say = move |line: &str| {
-        // A reader that is gone does not end the test.
-        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    let mut say = |line: &str| {
+        // That it cannot be said (a full disk) does not end the test.
+        let _ = crate::out::say(&format!("{line}\n"));
     };
     say(&format!("doorbell hwtest {}", crate::VERSION));
     for (device, why) in &refused {

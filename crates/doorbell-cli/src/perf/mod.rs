@@ -147,6 +147,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
             Err(e) => Some(e),
         },
     };
+    context.progress.end();
     if failed.is_none() {
         reporter.ratios().context(OUTPUT)?;
     }
@@ -236,9 +237,7 @@ fn all(context: &mut Context, cases: &[Case], reporter: &mut Reporter) -> Result
         context.progress.at(0.0, &case.label());
         let measured = measure(context, case).map_err(|e| explain(context, case, e))?;
         context.progress.next();
-        context
-            .progress
-            .suspend(|| reporter.row(case.clone(), measured))?;
+        crate::progress::beside(|| reporter.row(case.clone(), measured))?;
     }
     Ok(())
 }

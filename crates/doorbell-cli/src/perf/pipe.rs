@@ -19,6 +19,10 @@ use super::far::Order;
 use super::peer::{Turn, wait_driving};
 use crate::units::span;
 
+/// What a process that this one started gets to end: after a goodbye, and after a run that failed, whose time was up before.
+const GOING: Duration = Duration::from_secs(3);
+const CUT_SHORT: Duration = Duration::from_millis(700);
+
 /// An answer of the peer: what was asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer<T> {
@@ -46,6 +50,8 @@ enum Wire {
 struct Started {
     child: Child,
     input: Option<ChildStdin>,
+    /// It was told that the run is over: it goes by itself.
+    parted: bool,
     lines: Receiver<std::io::Result<String>>,
     /// The next of them, if it was looked for and was there.
     line: Option<std::io::Result<String>>,
@@ -86,6 +92,7 @@ impl Partner {
         let wire = Wire::Child(Started {
             child,
             input,
+            parted: false,
             lines,
             line: None,
         });
@@ -216,7 +223,11 @@ impl Partner {
     pub(crate) fn last_word(&mut self) -> Result<()> {
         for _ in 0..10 {
             self.alive(Duration::ZERO)?;
-            if matches!(self.wire, Wire::Child(_)) {
+            if let Wire::Child(started) = &self.wire {
+                let pid = started.child.id();
+                if doorbell::report::is_stopped(pid) {
+                    bail!("the peer process (pid {pid}) is stopped (SIGSTOP, or a debugger)");
+                }
                 break;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -238,8 +249,10 @@ impl Partner {
 
     /// The run cannot go on: the peer is told why, if there is a way to.
     pub(crate) fn give_up(self, why: &str) {
-        if let Wire::Channel(channel) = self.wire {
-            channel.end(why);
+        match self.wire {
+            Wire::Channel(channel) => channel.end(why),
+            // The end of its input tells it.
+            Wire::Child(started) => drop(started),
         }
     }
 
@@ -253,7 +266,11 @@ impl Partner {
 
     /// The run is over: the peer may go, and end as `well` says.
     pub(crate) fn part(&mut self, well: bool) -> Result<()> {
-        self.ask("part", &Order::Goodbye { well })
+        let () = self.ask("part", &Order::Goodbye { well })?;
+        if let Wire::Child(started) = &mut self.wire {
+            started.parted = true;
+        }
+        Ok(())
     }
 }
 
@@ -298,9 +315,15 @@ impl Started {
             Ok(Ok(line)) => Ok(line.into_bytes()),
             Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
             Err(RecvTimeoutError::Timeout) => {
+                let pid = self.child.id();
+                let why = match doorbell::report::is_stopped(pid) {
+                    true => "it is stopped (SIGSTOP, or a debugger)",
+                    false => "raise --timeout if the machine is that slow",
+                };
+                // What it has of ours would be waited for when the run is closed, in vain.
+                let _ = self.child.kill();
                 bail!(
-                    "the peer process (pid {}) did not {what} within {}; raise --timeout if the machine is that slow",
-                    self.child.id(),
+                    "the peer process (pid {pid}) did not {what} within {}; {why}",
                     span(patience)
                 )
             }
@@ -336,7 +359,11 @@ impl Drop for Started {
     /// The end of its input tells the peer to go; one that does not is killed.
     fn drop(&mut self) {
         drop(self.input.take());
-        let until = Instant::now() + Duration::from_secs(3);
+        let until = Instant::now()
+            + match self.parted {
+                true => GOING,
+                false => CUT_SHORT,
+            };
         while Instant::now() < until {
             match self.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(2)),

@@ -92,7 +92,7 @@ impl Reporter {
         if self.quiet_stdout {
             Box::new(io::stderr())
         } else {
-            Box::new(io::stdout())
+            Box::new(crate::out::out())
         }
     }
 
@@ -100,7 +100,7 @@ impl Reporter {
     pub(crate) fn heading(&self, lines: &[String]) -> io::Result<()> {
         let mut out = self.out();
         for line in lines {
-            for part in crate::table::wrap(line, 80) {
+            for part in crate::table::wrap(line, crate::out::columns()) {
                 writeln!(out, "{part}")?;
             }
         }
@@ -280,9 +280,7 @@ impl Reporter {
         let mut text = serde_json::to_string_pretty(&report).context("writing JSON")?;
         text.push('\n');
         if to.as_os_str() == "-" {
-            io::stdout()
-                .write_all(text.as_bytes())
-                .context("writing JSON to standard output")
+            crate::out::say(&text)
         } else {
             std::fs::write(to, text).with_context(|| unwritable(to))
         }

@@ -22,6 +22,8 @@ const SLICE: Duration = Duration::from_millis(20);
 pub(crate) const BARE: &str = "bare_echo";
 /// What a kernel whose queue pairs were failed gets to end.
 const GRACE: Duration = Duration::from_secs(3);
+/// What closing waits for an engine or a peer that does not answer, once a run has failed: its time was up before.
+const CLOSING: Duration = Duration::from_millis(500);
 
 /// A launched kernel.
 pub(crate) struct Running<'a> {
@@ -178,6 +180,7 @@ impl Running<'_> {
     }
 
     fn give_up(mut self, watch: &Watch<'_>, trouble: anyhow::Error) -> anyhow::Error {
+        self.bench.device.hurry(CLOSING);
         for qp in watch.qps {
             // One that has failed already is none the worse.
             let _ = qp.fail();

@@ -1,21 +1,27 @@
 //! Metrics in Prometheus's text format over HTTP: `GET /metrics`.
 //!
-//! A listener for one scraper at a time, with a deadline for each connection: whoever dawdles is cut off, and the next one served.
+//! Each connection has a thread and a deadline: whoever dawdles is cut off, and keeps nobody else from being served. Beyond so many at the same time,
+//! the next is hung up on.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use doorbell::report::{ProcessReport, quantile};
 
-use super::latency;
+use super::{Look, latency};
+use crate::Ended;
 use crate::args::Whom;
-use crate::{Ended, dump};
 
 /// For all of a connection: question and answer.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// Connections at the same time.
+const AT_ONCE: usize = 32;
+/// After the system had none to give.
+const PAUSE: Duration = Duration::from_millis(100);
 /// A question is a few lines.
 const QUESTION: usize = 8 << 10;
 
@@ -25,14 +31,37 @@ pub(super) fn serve(address: &str, whom: Whom) -> Result<Ended> {
         .with_context(|| format!("listening at {address} for --prometheus"))?;
     let local = listener.local_addr().context("asking for the address")?;
     // On standard output, so that whoever gave port 0 can read which one it is.
-    writeln!(std::io::stdout(), "serving http://{local}/metrics")?;
-    for stream in listener.incoming() {
-        let answered = stream.and_then(|s| answer(s, whom));
-        if let Err(error) = answered {
-            crate::complain(&format!("doorbell: a connection to /metrics: {error}"));
+    crate::out::say(&format!("serving http://{local}/metrics\n"))?;
+    let busy = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for stream in listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => {
+                    complain(&error);
+                    // Such as too many open files: not at full speed.
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            if busy.fetch_add(1, Ordering::Relaxed) >= AT_ONCE {
+                busy.fetch_sub(1, Ordering::Relaxed);
+                continue;
+            }
+            let busy = &busy;
+            scope.spawn(move || {
+                if let Err(error) = answer(stream, whom) {
+                    complain(&error);
+                }
+                busy.fetch_sub(1, Ordering::Relaxed);
+            });
         }
-    }
+    });
     Ok(Ended::Well)
+}
+
+fn complain(error: &std::io::Error) {
+    crate::complain(&format!("doorbell: a connection to /metrics: {error}"));
 }
 
 fn answer(mut stream: TcpStream, whom: Whom) -> std::io::Result<()> {
@@ -54,8 +83,8 @@ fn answer(mut stream: TcpStream, whom: Whom) -> std::io::Result<()> {
         }
     }
     let (status, body) = match question.split(|b| *b == b'\r').next() {
-        Some(line) if line.starts_with(b"GET /metrics ") => match dump::gather(whom) {
-            Ok(reports) => ("200 OK", text(&reports)),
+        Some(line) if line.starts_with(b"GET /metrics ") => match super::look(whom) {
+            Ok(looks) => ("200 OK", text(&looks)),
             // A scraper should see that there is nothing to see.
             Err(error) => (
                 "503 Service Unavailable",
@@ -77,11 +106,19 @@ fn answer(mut stream: TcpStream, whom: Whom) -> std::io::Result<()> {
     )
 }
 
-/// The reports as metrics.
-fn text(reports: &[ProcessReport]) -> String {
+/// What was seen as metrics. A process that says nothing is one of them.
+fn text(looks: &[Look]) -> String {
     let mut page = Page::default();
-    for report in reports {
-        process(&mut page, report);
+    for (pid, report) in looks {
+        let labels = [("pid", pid.to_string())];
+        page.gauge(
+            "process_answers",
+            &labels,
+            f64::from(u8::from(report.is_ok())),
+        );
+        if let Ok(report) = report {
+            process(&mut page, report);
+        }
     }
     page.text()
 }
@@ -188,6 +225,9 @@ fn help(name: &str) -> String {
         .trim_start_matches("doorbell_")
         .trim_end_matches("_total");
     match stem {
+        "process_answers" => {
+            "1 if the process said what it does; 0 if it is stopped or hangs.".to_owned()
+        }
         "process_cpu_seconds" => "Processor time of the process.".to_owned(),
         "latency_p50_seconds" => {
             "Median of the latest second's requests, doorbell to completion; 0: below a microsecond."
@@ -220,6 +260,7 @@ fn help(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use doorbell::report::server::ReportError;
     use std::collections::{BTreeMap, BTreeSet};
 
     /// The text format as its description has it; an error names the line. Families and their numbers of samples.
@@ -311,9 +352,11 @@ mod tests {
             devices: vec![own.clone()],
             ..super::super::tests::report(0, 1_500_000_000)
         };
-        let text = text(&[report(1), report(2)]);
+        let stopped = (3, Err(ReportError::Stopped { pid: 3 }));
+        let text = text(&[(1, Ok(report(1))), (2, Ok(report(2))), stopped]);
         let families = parse(&text).unwrap_or_else(|e| panic!("{e}"));
         for (name, samples) in [
+            ("doorbell_process_answers", 3),
             ("doorbell_process_cpu_seconds_total", 2),
             ("doorbell_latency_p50_seconds", 2),
             ("doorbell_core_cpu_seconds_total", 4),
@@ -326,6 +369,7 @@ mod tests {
             assert_eq!(families.get(name), Some(&samples), "{name} in {families:?}");
         }
         assert!(text.contains("doorbell_process_cpu_seconds_total{pid=\"1\"} 1.5\n"));
+        assert!(text.contains("doorbell_process_answers{pid=\"3\"} 0\n"));
         assert!(
             text.contains("doorbell_latency_p99_seconds{pid=\"1\"} 0.000012\n"),
             "{text}"

@@ -8,12 +8,13 @@ mod metrics;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use doorbell::report::ProcessReport;
+use doorbell::report::server::{self, ReportError};
 
 use crate::args::{StatArgs, Whom};
 use crate::table::{self, Column, Table};
-use crate::{Ended, dump, units};
+use crate::{Ended, units};
 
 /// Lines below which the heading is printed again.
 const SCREEN: u64 = 20;
@@ -39,19 +40,55 @@ pub(crate) fn run(args: &StatArgs) -> Result<Ended> {
     }
 }
 
+/// What processes answer within, all together: one that hangs delays the others by no more.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// One process as it was seen.
+type Look = (u32, Result<ProcessReport, ReportError>);
+
+/// A look at all; an error if there is nothing to look at.
+fn look(whom: Whom) -> Result<Vec<Look>> {
+    let pid = match whom {
+        Whom::Process(pid) => Some(pid),
+        Whom::All => None,
+    };
+    let mut looks =
+        server::look_at(pid, PATIENCE).context("listing the sockets of this machine")?;
+    if looks.is_empty() {
+        bail!(
+            "no process to look at: none of this user has an open Doorbell device here, or they run with DOORBELL_REPORT=off"
+        );
+    }
+    // One that was named and is not there is the whole answer.
+    match looks.as_mut_slice() {
+        [(_, one)] if whom != Whom::All && one.as_ref().is_err_and(|e| !is_silent(e)) => {
+            let (_, one) = looks.remove(0);
+            one.map(|_| Vec::new()).map_err(Into::into)
+        }
+        _ => Ok(looks),
+    }
+}
+
+/// Is it there, and says nothing now?
+fn is_silent(error: &ReportError) -> bool {
+    matches!(
+        error,
+        ReportError::Stopped { .. } | ReportError::Silent { .. }
+    )
+}
+
 fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
-    let styled = crate::is_styled(&io::stdout());
-    let mut out = io::stdout();
-    let table = columns(styled);
-    let mut before = dump::gather(whom)?;
+    let mut out = crate::out::out();
+    let table = columns(crate::is_styled(&io::stdout()));
+    let mut before = look(whom)?;
     let mut lines = 0;
     for turn in 0.. {
-        if args.count.is_some_and(|count| turn >= count) {
+        if args.count.is_some_and(|count| turn >= count) || crate::out::reader_is_gone() {
             break;
         }
         let until = Instant::now() + args.interval;
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
-        let now = match dump::gather(whom) {
+        let now = match look(whom) {
             Ok(now) => now,
             // It has ended: that is an answer, once something was seen of it.
             Err(error) if turn > 0 => {
@@ -60,33 +97,70 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
             }
             Err(error) => return Err(error),
         };
-        for report in &now {
-            let Some(old) = before.iter().find(|r| r.pid == report.pid) else {
+        for (pid, report) in &now {
+            let old = before.iter().find(|(p, _)| p == pid);
+            // At the first look at one there is nothing to compare with.
+            if matches!((report, old), (Ok(_), None | Some((_, Err(_))))) {
                 continue;
-            };
+            }
             if lines % SCREEN == 0 {
                 table.header(&mut out).context("writing")?;
             }
             lines += 1;
-            table.row(&mut out, &row(old, report)).context("writing")?;
-            if let Some(line) = cores_line(old, report) {
-                for line in table::wrap(&line, 71) {
-                    writeln!(out, "{:>7}  {line}", "").context("writing")?;
+            match (report, old) {
+                (Ok(new), Some((_, Ok(old)))) => {
+                    table.row(&mut out, &row(old, new)).context("writing")?;
+                    remarks(&mut out, old, new).context("writing")?;
                 }
-            }
-            let stuck = sums(report).stuck;
-            if stuck > 0 {
-                writeln!(
-                    out,
-                    "{:>8}  {stuck} queue pairs are stuck: doorbell dump {}",
-                    "", report.pid
-                )?;
+                (Ok(_), _) => {}
+                (Err(error), _) => silent(&mut out, *pid, error).context("writing")?,
             }
         }
         out.flush().context("writing")?;
         before = now;
     }
     Ok(Ended::Well)
+}
+
+/// What a row has no column for.
+fn remarks(out: &mut dyn Write, old: &ProcessReport, new: &ProcessReport) -> io::Result<()> {
+    if let Some(line) = cores_line(old, new) {
+        for line in table::wrap(&line, 71) {
+            writeln!(out, "{:>7}  {line}", "")?;
+        }
+    }
+    match sums(new).stuck {
+        0 => Ok(()),
+        1 => writeln!(
+            out,
+            "{:>7}  1 queue pair is stuck: doorbell dump {}",
+            "", new.pid
+        ),
+        n => writeln!(
+            out,
+            "{:>7}  {n} queue pairs are stuck: doorbell dump {}",
+            "", new.pid
+        ),
+    }
+}
+
+/// The row of a process that says nothing, and why.
+fn silent(out: &mut dyn Write, pid: u32, error: &ReportError) -> io::Result<()> {
+    let word = match error {
+        ReportError::Stopped { .. } => {
+            "stopped: it goes on by kill -CONT, and `doorbell dump` reads its record"
+        }
+        ReportError::Silent { .. } => {
+            "no answer: it hangs or has no time; `doorbell dump` reads its record"
+        }
+        other => &other.to_string(),
+    };
+    let mut head = format!("{pid:>7}");
+    for line in table::wrap(word, 71) {
+        writeln!(out, "{head}  {line}")?;
+        head = format!("{:>7}", "");
+    }
+    Ok(())
 }
 
 /// Where a row's figures stand.
@@ -272,6 +346,25 @@ pub(in crate::stat) mod tests {
             cores_line(&old, &new).as_deref(),
             Some("engine cores: 0.50 0.25 CPUs")
         );
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_has_a_row_with_the_reason() {
+        let waited = PATIENCE;
+        for (error, part) in [
+            (ReportError::Stopped { pid: 7 }, "      7  stopped: "),
+            (
+                ReportError::Silent { pid: 7, waited },
+                "      7  no answer: ",
+            ),
+        ] {
+            let mut out = Vec::new();
+            silent(&mut out, 7, &error).unwrap();
+            let text = String::from_utf8(out).unwrap();
+            assert!(text.starts_with(part), "{text}");
+            assert!(text.lines().all(|l| l.chars().count() <= 80), "{text}");
+            assert!(is_silent(&error));
+        }
     }
 
     #[test]

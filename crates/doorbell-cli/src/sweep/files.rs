@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use super::results::{Results, SCHEMA};
+use crate::{WrongArguments, json};
 
 /// What was written.
 pub(crate) struct Written {
@@ -13,8 +14,33 @@ pub(crate) struct Written {
     pub(crate) report: PathBuf,
 }
 
-/// Makes the folder, and finds out whether it can be written to.
-pub(super) fn prepare(folder: &Path) -> Result<()> {
+/// The files of a sweep.
+const NAMES: [&str; 2] = ["results.json", "report.html"];
+
+/// Files of those names that are no sweep's would be lost; one of a sweep is replaced, which is what `--out` is for.
+fn foreign(folder: &Path) -> Option<PathBuf> {
+    let there = |name: &str| {
+        let path = folder.join(name);
+        path.symlink_metadata().is_ok().then_some(path)
+    };
+    let [results, report] = NAMES.map(there);
+    let ours = results.as_ref().is_some_and(|path| read(path).is_ok());
+    match (ours, results, report) {
+        (true, ..) => None,
+        (false, Some(path), _) | (false, None, Some(path)) => Some(path),
+        (false, None, None) => None,
+    }
+}
+
+/// Makes the folder, and finds out whether it can be written to, and may be.
+pub(super) fn prepare(folder: &Path, force: bool) -> Result<()> {
+    if let Some(path) = foreign(folder).filter(|_| !force) {
+        let wrong = anyhow::anyhow!(
+            "{} is no file of a sweep, and would be replaced: choose another folder with --out, or say --force",
+            path.display()
+        );
+        return Err(wrong.context(WrongArguments));
+    }
     let remedy = || {
         format!(
             "writing into {}: choose a folder that can be written with --out",
@@ -57,21 +83,17 @@ fn replace(folder: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf> {
 
 /// Reads a result file of a sweep.
 pub(crate) fn read(file: &Path) -> Result<Results> {
-    let text = std::fs::read_to_string(file)
-        .with_context(|| format!("reading {}: give a results.json", file.display()))?;
-    parse(&text).with_context(|| file.display().to_string())
+    let value = json::read(file, "a results.json of `doorbell sweep`")?;
+    parse(value).with_context(|| file.display().to_string())
 }
 
-/// The same from its text. The schema's name is looked at first: a file of another version is not half understood.
-pub(crate) fn parse(text: &str) -> Result<Results> {
-    let value: serde_json::Value =
-        serde_json::from_str(text).context("it is no JSON: was it cut off?")?;
-    match value.get("schema").and_then(|s| s.as_str()) {
-        Some(SCHEMA) => {}
-        Some(other) => bail!(
+/// The same from what was read. The schema's name is looked at first: a file of another version is not half understood.
+pub(crate) fn parse(value: serde_json::Value) -> Result<Results> {
+    match json::schema(&value)? {
+        SCHEMA => {}
+        other => bail!(
             "its schema is {other}, and {SCHEMA} is needed: a results.json of `doorbell sweep`"
         ),
-        None => bail!("it names no schema: give a results.json of `doorbell sweep`"),
     }
     serde_json::from_value(value).with_context(|| format!("it says {SCHEMA} and is not"))
 }
@@ -85,13 +107,14 @@ mod tests {
     fn what_is_written_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let (out, results) = (folder.path().join("a/b"), fixture::results());
-        prepare(&out).unwrap();
+        prepare(&out, false).unwrap();
         let written = write(&out, &results, "page").unwrap();
         let back = read(&written.results).unwrap();
         assert_eq!(back.points.len(), results.points.len());
         assert_eq!(std::fs::read_to_string(written.report).unwrap(), "page");
         let left: Vec<_> = std::fs::read_dir(&out).unwrap().collect();
         assert_eq!(left.len(), 2, "nothing else is left: {left:?}");
+        prepare(&out, false).expect("a sweep replaces a sweep");
     }
 
     #[test]
@@ -102,14 +125,27 @@ mod tests {
             ("{\"schema\":\"doorbell-sweep/2\"}", "doorbell-sweep/2"),
             ("{\"schema\":\"doorbell-sweep/1\"}", "and is not"),
         ] {
-            let error = format!("{:#}", parse(text).unwrap_err());
+            let error = format!("{:#}", json::parse(text).and_then(parse).unwrap_err());
             assert!(error.contains(part), "{text}: {error}");
         }
     }
 
     #[test]
     fn a_folder_that_cannot_be_written_is_refused_at_once() {
-        let error = prepare(Path::new("/proc/nothing")).unwrap_err();
+        let error = prepare(Path::new("/proc/nothing"), false).unwrap_err();
         assert!(format!("{error:#}").contains("--out"));
+    }
+
+    #[test]
+    fn files_that_are_no_sweeps_are_not_replaced() {
+        for name in NAMES {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join(name), "{\"mine\": 1}").unwrap();
+            let error = prepare(folder.path(), false).unwrap_err();
+            assert!(error.is::<WrongArguments>());
+            let text = format!("{error:#}");
+            assert!(text.contains(name) && text.contains("--force"), "{text}");
+            prepare(folder.path(), true).unwrap();
+        }
     }
 }

@@ -19,8 +19,12 @@ pub(crate) fn results() -> Results {
             for size in [8, 4096, 1 << 20] {
                 let mut p = point(experiment, test, "gpu", link);
                 p.size = size;
-                p.baseline_ns = Some(2.0 + size as f64 / 20.0);
-                points.push(rate(p, base / (1.0 + size as f64 / 4096.0)));
+                let mut p = rate(p, base / (1.0 + size as f64 / 4096.0));
+                for (at, r) in p.repetitions.iter_mut().enumerate() {
+                    r.baseline_ns = Some((2.0 + size as f64 / 20.0) * (1.0 + at as f64 / 50.0));
+                }
+                p.summarise();
+                points.push(p);
             }
         }
     }
@@ -108,6 +112,7 @@ fn repetition(at: u32) -> Repetition {
         latency_ns: None,
         cpu_cores_used: Some(1.1),
         errors: 0,
+        baseline_ns: None,
         percentiles_ns: Vec::new(),
     }
 }

@@ -17,12 +17,12 @@ mod show;
 #[cfg(test)]
 pub(crate) mod fixture;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::args::SweepArgs;
+use crate::out::say;
 use crate::{Ended, WrongArguments};
 
 /// Exit status of a sweep that a signal ended early.
@@ -33,8 +33,9 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     let folder = args.out.clone().unwrap_or_else(new_folder);
     if let Some(file) = &args.redraw {
         let results = files::read(file)?;
+        files::prepare(&folder, args.force)?;
         let written = files::write(&folder, &results, &html::page(&results))?;
-        say(&format!("report: {}", written.report.display()))?;
+        say(&format!("report: {}\n", written.report.display()))?;
         return Ok(Ended::Well);
     }
     if let Some(launched) = doorbell::Launched::detect(None)? {
@@ -47,10 +48,10 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
         return Err(wrong.context(WrongArguments));
     }
     // Found out now, not when the results are there and cannot be kept.
-    files::prepare(&folder)?;
+    files::prepare(&folder, args.force)?;
     let stop = crate::serve::on_signals()?;
     let mut sweep = run::Sweep::new(args, stop)?;
-    say(&screen::heading(sweep.results()))?;
+    say(&format!("{}\n", screen::heading(sweep.results())))?;
     let ended =
         sweep.all(&mut |results| files::write(&folder, results, &html::page(results)).map(drop))?;
     let results = sweep.results();
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     let written = files::write(&folder, results, &html::page(results))?;
     let styled = crate::is_styled(&std::io::stdout());
     say(&format!(
-        "{}\nresults: {}\nreport:  {}",
+        "{}\nresults: {}\nreport:  {}\n",
         screen::summary(results, styled),
         written.results.display(),
         written.report.display()
@@ -73,18 +74,8 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
             crate::complain("doorbell: not everything could be measured: see above");
             Ended::Verdict(1)
         }
-        run::End::Done | run::End::OutOfTime => Ended::Well,
+        run::End::Done | run::End::OutOfTime | run::End::NoTimeForMore => Ended::Well,
     })
-}
-
-/// Lines on standard output. Who has closed it has not closed the files: the sweep goes on.
-fn say(lines: &str) -> Result<()> {
-    match writeln!(std::io::stdout(), "{lines}") {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(e).context("writing to standard output")
-        }
-        _ => Ok(()),
-    }
 }
 
 /// A name that no earlier sweep has: `doorbell-sweep-20260102-030405`.

@@ -18,36 +18,37 @@ const LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
     pub(crate) experiment: Experiment,
-    /// Without `doorbell perf`.
-    pub(crate) words: Vec<String>,
-    pub(crate) link: Link,
-    /// The second end is a thread too: it needs a second process that drives its engine.
-    pub(crate) plays_two: bool,
+    /// The command to repeat it.
+    command: String,
+    /// As `perf` takes it.
+    pub(crate) args: PerfArgs,
 }
 
 impl Series {
-    /// The command to repeat it.
-    pub(crate) fn command(&self) -> String {
+    /// `words`: without `doorbell perf`.
+    pub(crate) fn new(experiment: Experiment, words: Vec<String>) -> Result<Self> {
         // A fault's rule has spaces in it.
         let quoted = |word: &String| match word.contains(char::is_whitespace) {
             true => format!("'{word}'"),
             false => word.clone(),
         };
-        let words: Vec<String> = self.words.iter().map(quoted).collect();
-        format!("doorbell perf {}", words.join(" "))
+        let quoted: Vec<String> = words.iter().map(quoted).collect();
+        let command = format!("doorbell perf {}", quoted.join(" "));
+        let all = ["doorbell", "perf"].map(str::to_owned);
+        let parsed = Cli::try_parse_from(all.into_iter().chain(words));
+        match parsed.with_context(|| command.clone())?.command {
+            Command::Perf(args) => Ok(Self {
+                experiment,
+                command,
+                args: *args,
+            }),
+            _ => bail!("{command} is no perf command"),
+        }
     }
 
-    /// As `perf` takes it.
-    pub(crate) fn args(&self) -> Result<PerfArgs> {
-        let words = ["doorbell", "perf"].into_iter();
-        let all = words.chain(self.words.iter().map(String::as_str));
-        match Cli::try_parse_from(all)
-            .with_context(|| self.command())?
-            .command
-        {
-            Command::Perf(args) => Ok(*args),
-            _ => bail!("{} is no perf command", self.command()),
-        }
+    /// The command to repeat it.
+    pub(crate) fn command(&self) -> String {
+        self.command.clone()
     }
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct Here {
 }
 
 /// All series, in the order measured.
-pub(crate) fn series(args: &SweepArgs, here: Here) -> Vec<Series> {
+pub(crate) fn series(args: &SweepArgs, here: Here) -> Result<Vec<Series>> {
     let mut plan = Plan {
         args,
         here,
@@ -78,7 +79,9 @@ pub(crate) fn series(args: &SweepArgs, here: Here) -> Vec<Series> {
             Experiment::Queues => plan.queues(),
         }
     }
-    plan.out
+    let all = plan.out.into_iter();
+    all.map(|(experiment, words)| Series::new(experiment, words))
+        .collect()
 }
 
 /// What the reader of a report should know about what was left out.
@@ -94,7 +97,7 @@ pub(crate) fn notes(here: Here) -> Vec<String> {
 struct Plan<'a> {
     args: &'a SweepArgs,
     here: Here,
-    out: Vec<Series>,
+    out: Vec<(Experiment, Vec<String>)>,
 }
 
 impl Plan<'_> {
@@ -135,14 +138,7 @@ impl Plan<'_> {
             "--timeout".to_owned(),
             self.args.timeout.as_secs_f64().to_string(),
         ]);
-        self.out.push(Series {
-            experiment,
-            words: all,
-            link,
-            plays_two: words
-                .first()
-                .is_some_and(|t| *t == "put-lat" || *t == "signal-lat"),
-        });
+        self.out.push((experiment, all));
     }
 
     /// Rate against blocks, for each initiator, over loopback: what posting costs, not what a wire does.
@@ -284,21 +280,11 @@ mod tests {
                 "--quick --gpu host --hca-cores 1 --connect h",
                 "--sizes 8 --blocks 3",
             ] {
-                let all = series(&args(text), Here { cuda, cpus: 2 });
+                let all = series(&args(text), Here { cuda, cpus: 2 }).unwrap();
                 for experiment in Experiment::ALL {
                     assert!(
                         all.iter().any(|s| s.experiment == experiment),
                         "{text} {experiment:?}"
-                    );
-                }
-                for series in all {
-                    let perf = series.args().unwrap();
-                    assert_eq!(perf.link.kind, series.link, "{}", series.command());
-                    assert_eq!(
-                        perf.test.plays_two(),
-                        series.plays_two,
-                        "{}",
-                        series.command()
                     );
                 }
             }
@@ -311,7 +297,7 @@ mod tests {
             cuda: false,
             cpus: 2,
         };
-        let all = series(&args("--only sizes --links roce --sizes 8,64"), here);
+        let all = series(&args("--only sizes --links roce --sizes 8,64"), here).unwrap();
         assert_eq!(all.len(), 1);
         assert!(
             all[0]
@@ -319,7 +305,11 @@ mod tests {
                 .starts_with("doorbell perf put-bw --size 8,64 --link roce")
         );
         // Initiators are compared over loopback.
-        assert!(series(&args("--only blocks --links shm"), here).is_empty());
+        assert!(
+            series(&args("--only blocks --links shm"), here)
+                .unwrap()
+                .is_empty()
+        );
     }
 
     #[test]
@@ -330,10 +320,11 @@ mod tests {
                 cuda: false,
                 cpus: 2,
             },
-        );
+        )
+        .unwrap();
         let warps = host
             .iter()
-            .find(|s| s.words.contains(&"block".to_owned()))
+            .find(|s| s.command().contains("--sharing block"))
             .unwrap();
         assert!(
             warps.command().contains("--blocks 1,2,4 "),

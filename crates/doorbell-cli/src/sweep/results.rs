@@ -62,7 +62,7 @@ pub(crate) struct Point {
     pub(crate) p99_ns: Option<Spread>,
     /// The distribution, nanoseconds: at each percentile the median of the repetitions. Empty for rates.
     pub(crate) percentiles_ns: Vec<f64>,
-    /// What the machine does without queues: ns to copy one message, or of a word's round trip.
+    /// What the machine does without queues: ns to copy one message, or of a word's round trip. The median of the repetitions that measured it.
     pub(crate) baseline_ns: Option<f64>,
     /// Why it could not be measured.
     pub(crate) failed: Option<String>,
@@ -81,6 +81,9 @@ pub(crate) struct Repetition {
     pub(crate) cpu_cores_used: Option<f64>,
     /// Lost, doubled or failed messages.
     pub(crate) errors: u64,
+    /// The same without queues, measured beside it; see the point's.
+    #[serde(default)]
+    pub(crate) baseline_ns: Option<f64>,
     /// The distribution of this repetition; it goes into the point's.
     #[serde(skip)]
     pub(crate) percentiles_ns: Vec<u64>,
@@ -92,6 +95,9 @@ pub(crate) struct Spread {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
+    /// How many they are; 0: an older file does not say.
+    #[serde(default)]
+    pub(crate) times: u64,
 }
 
 impl Spread {
@@ -104,14 +110,16 @@ impl Spread {
             median: median(&values)?,
             min,
             max,
+            times: values.len() as u64,
         })
     }
 
-    /// Half of the range, as a share of the median.
-    pub(crate) fn relative(&self) -> f64 {
+    /// Half of the range, as a share of the median; nothing of a single measurement, which has no range.
+    pub(crate) fn relative(&self) -> Option<f64> {
         match self.median > 0.0 {
-            true => (self.max - self.min) / 2.0 / self.median,
-            false => 0.0,
+            _ if self.times == 1 => None,
+            true => Some((self.max - self.min) / 2.0 / self.median),
+            false => Some(0.0),
         }
     }
 }
@@ -127,9 +135,20 @@ pub(crate) fn median(sorted: &[f64]) -> Option<f64> {
 }
 
 impl Results {
+    /// How often the points were measured, of those that did not fail: `3`, or `1 to 3`.
+    pub(crate) fn times(&self) -> String {
+        let well = self.points.iter().filter(|p| p.failed.is_none());
+        let counts: Vec<usize> = well.map(|p| p.repetitions.len()).collect();
+        match (counts.iter().min(), counts.iter().max()) {
+            (Some(least), Some(most)) if least != most => format!("{least} to {most}"),
+            (_, Some(all)) => all.to_string(),
+            _ => "0".to_owned(),
+        }
+    }
+
     /// In the middle of all rates and medians: half of the range over the repetitions, as a share.
     pub(crate) fn usual_noise(&self) -> Option<f64> {
-        let of = |p: &Point| Some(p.messages_per_s.or(p.p50_ns)?.relative());
+        let of = |p: &Point| p.messages_per_s.or(p.p50_ns)?.relative();
         Spread::of(self.points.iter().filter_map(of)).map(|s| s.median)
     }
 }
@@ -144,6 +163,7 @@ impl Point {
         self.cpu_cores_used = of(&|r| r.cpu_cores_used);
         self.p50_ns = of(&|r| r.latency_ns.map(|l| l.p50 as f64));
         self.p99_ns = of(&|r| r.latency_ns.map(|l| l.p99 as f64));
+        self.baseline_ns = self.baseline().map(|s| s.median).or(self.baseline_ns);
         let many = reps
             .iter()
             .map(|r| r.percentiles_ns.len())
@@ -167,6 +187,11 @@ impl Point {
         }))
     }
 
+    /// What the machine did without queues, over the repetitions.
+    pub(crate) fn baseline(&self) -> Option<Spread> {
+        Spread::of(self.repetitions.iter().filter_map(|r| r.baseline_ns))
+    }
+
     pub(crate) fn errors(&self) -> u64 {
         self.repetitions.iter().map(|r| r.errors).sum()
     }
@@ -180,7 +205,8 @@ mod tests {
     fn medians_and_ranges() {
         let spread = Spread::of([3.0, 1.0, 2.0, f64::NAN]).unwrap();
         assert_eq!((spread.min, spread.median, spread.max), (1.0, 2.0, 3.0));
-        assert_eq!(spread.relative(), 0.5);
+        assert_eq!(spread.relative(), Some(0.5));
+        assert_eq!(Spread::of([3.0]).unwrap().relative(), None);
         assert_eq!(Spread::of([1.0, 2.0]).unwrap().median, 1.5);
         assert_eq!(Spread::of([]), None);
     }
@@ -243,6 +269,7 @@ mod tests {
             found,
             [
                 "at_s",
+                "baseline_ns",
                 "cpu_cores_used",
                 "errors",
                 "latency_ns",

@@ -13,7 +13,7 @@ use super::plan::{self, Here, Series};
 use super::results::{Point, Repetition, Results, SCHEMA};
 use super::show::Show;
 use crate::WrongArguments;
-use crate::args::{Link, SweepArgs};
+use crate::args::{Link, Place, SweepArgs};
 use crate::environment::Machine;
 use crate::perf::lab::Lab;
 use crate::perf::plan::Case;
@@ -43,6 +43,8 @@ pub(super) enum End {
     Failed,
     /// A quick sweep's minute was over.
     OutOfTime,
+    /// It was not, and another pass would not have ended in it.
+    NoTimeForMore,
     /// A signal came.
     Interrupted,
 }
@@ -55,6 +57,23 @@ pub(super) struct Sweep<'a> {
     plan: Vec<Planned>,
     results: Results,
     failed: bool,
+    /// What was measured without queues in this pass.
+    baselines: Vec<(Bare, f64)>,
+}
+
+/// What a figure without queues depends on: for a copy size, number of windows and places; nothing for a word to and fro.
+type Bare = Option<(u64, u64, Place, Place)>;
+
+fn bare(case: &Case) -> Bare {
+    let copy = || {
+        (
+            case.size,
+            case.places() * case.grid(),
+            case.local_mem,
+            case.mem,
+        )
+    };
+    (!case.test.is_latency()).then(copy)
 }
 
 /// A series, and once it was reached its cases with their places among the points.
@@ -71,10 +90,8 @@ struct Labs(Vec<(Key, Lab)>);
 type Key = (Link, bool);
 
 fn key(series: &Series) -> Key {
-    (
-        series.link,
-        series.plays_two && series.link != Link::Loopback,
-    )
+    let link = series.args.link.kind;
+    (link, series.args.test.plays_two() && link != Link::Loopback)
 }
 
 impl Labs {
@@ -83,7 +100,7 @@ impl Labs {
         let at = match self.0.iter().position(|(k, _)| *k == key) {
             Some(at) => at,
             None => {
-                self.0.push((key, Lab::open(&series.args()?)?));
+                self.0.push((key, Lab::open(&series.args)?));
                 self.0.len() - 1
             }
         };
@@ -111,7 +128,7 @@ impl<'a> Sweep<'a> {
             cuda,
             cpus: machine.cpus,
         };
-        let series = plan::series(args, here);
+        let series = plan::series(args, here)?;
         if series.is_empty() {
             let wrong = anyhow::anyhow!(
                 "nothing is left to measure: `blocks` and `queues` are about loopback, so leave it among --links, or choose other experiments with --only"
@@ -142,6 +159,7 @@ impl<'a> Sweep<'a> {
                 .collect(),
             results,
             failed: false,
+            baselines: Vec::new(),
         })
     }
 
@@ -152,30 +170,36 @@ impl<'a> Sweep<'a> {
     /// All passes; `keep` is given the results after each.
     pub(super) fn all(&mut self, keep: &mut dyn FnMut(&Results) -> Result<()>) -> Result<End> {
         let passes = self.results.repeat;
-        let mut show = Show::new(passes, self.expected()?);
+        let mut show = Show::new(passes, self.expected());
         let mut end = None;
         let mut longest = Duration::ZERO;
         for pass in 0..passes {
             let before = self.started.elapsed();
             // Two are a spread; a third that would be cut off half-way is better left out.
             if self.args.quick && pass >= 2 && before + longest > MINUTE {
-                end = Some(End::OutOfTime);
+                end = Some(End::NoTimeForMore);
                 break;
             }
             end = self.pass(pass, &mut show)?;
             longest = longest.max(self.started.elapsed() - before);
             self.summarise();
-            if end.is_some() {
+            // Whoever called keeps the last.
+            if end.is_some() || pass + 1 == passes {
                 break;
             }
             keep(&self.results)?;
         }
         drop(show);
+        let times = self.results.times();
         match end {
             Some(End::Interrupted) => self.remark("A signal ended it early."),
-            Some(_) => self.remark(
-                "Its minute was over before every point had been measured as often as asked: something else keeps this machine busy.",
-            ),
+            Some(End::NoTimeForMore) => self.remark(&format!(
+                "Every point was measured {times} of {passes} times: a pass took {:.0} s, and one more would not have fitted into the minute of --quick.",
+                longest.as_secs_f64()
+            )),
+            Some(_) => self.remark(&format!(
+                "The minute of --quick was over when points had been measured {times} of {passes} times: something else keeps this machine busy."
+            )),
             None => {}
         }
         if let Some(noise) = self.results.usual_noise().filter(|n| *n > NOISY) {
@@ -193,14 +217,13 @@ impl<'a> Sweep<'a> {
     }
 
     /// Points of a pass, for the bar.
-    fn expected(&self) -> Result<usize> {
-        let mut points = 0;
-        for planned in &self.plan {
-            let args = planned.series.args()?;
+    fn expected(&self) -> usize {
+        let points = self.plan.iter().map(|planned| {
+            let args = &planned.series.args;
             let sizes = args.size.as_ref().map_or(1, |s| s.0.len());
-            points += sizes * args.blocks.0.len() * args.initiator.len();
-        }
-        Ok(points)
+            sizes * args.blocks.0.len() * args.initiator.len()
+        });
+        points.sum()
     }
 
     fn summarise(&mut self) {
@@ -213,6 +236,7 @@ impl<'a> Sweep<'a> {
     /// Every point once; why it ended early, if it did.
     fn pass(&mut self, pass: u32, show: &mut Show) -> Result<Option<End>> {
         let mut labs = Labs::default();
+        self.baselines.clear();
         for at in 0..self.plan.len() {
             show.series(pass, &self.plan[at].series);
             let lab = labs.of(&self.plan[at].series);
@@ -247,7 +271,7 @@ impl<'a> Sweep<'a> {
         if planned.cases.is_some() {
             return Ok(());
         }
-        let cases = lab.cases(&planned.series.args()?)?;
+        let cases = lab.cases(&planned.series.args)?;
         let mut kept = Vec::new();
         for case in cases {
             kept.push((case.clone(), self.results.points.len()));
@@ -289,15 +313,25 @@ impl<'a> Sweep<'a> {
                 continue;
             }
             show.case(&case);
-            // What the machine does without queues is the same in every pass.
-            case.baseline = pass == 0;
+            // What the machine does without queues is measured once in each pass where it is drawn, whatever the link.
+            let known = self.baselines.iter().find(|(b, _)| *b == bare(&case));
+            let known = known.map(|(_, ns)| *ns);
+            let drawn = ["sizes", "gets", "latency"];
+            let drawn = drawn.contains(&self.results.points[point].experiment.as_str());
+            case.baseline = known.is_none() && (drawn || pass == 0);
             let at_s = self.started.elapsed().as_secs_f64();
             let measured = labs
                 .of(&self.plan[at].series)
                 .and_then(|lab| lab.measure(&case));
             show.step();
             match measured {
-                Ok(measured) => self.keep(point, at_s, measured),
+                Ok(mut measured) => {
+                    match measured.outcome.baseline_ns {
+                        Some(ns) => self.baselines.push((bare(&case), ns)),
+                        None => measured.outcome.baseline_ns = known,
+                    }
+                    self.keep(point, at_s, measured);
+                }
                 // The terminal signals the second process too: its death is no finding.
                 Err(_) if self.stopped() => return Some(End::Interrupted),
                 Err(error) => {
@@ -314,9 +348,6 @@ impl<'a> Sweep<'a> {
 
     fn keep(&mut self, point: usize, at_s: f64, measured: Measured) {
         let (point, outcome) = (&mut self.results.points[point], measured.outcome);
-        if outcome.baseline_ns.is_some() {
-            point.baseline_ns = outcome.baseline_ns;
-        }
         point.gpu = outcome.gpu;
         point.repetitions.push(Repetition {
             at_s,
@@ -326,6 +357,7 @@ impl<'a> Sweep<'a> {
             latency_ns: outcome.latency_ns,
             cpu_cores_used: outcome.cpu_cores_used,
             errors: outcome.errors,
+            baseline_ns: outcome.baseline_ns,
             percentiles_ns: measured.percentiles,
         });
     }
@@ -369,15 +401,13 @@ fn environment(args: &SweepArgs, machine: &Machine) -> Result<(Environment, bool
     if let Some(cores) = args.device.hca_cores {
         words.extend(["--hca-cores".to_owned(), cores.to_string()]);
     }
-    let series = Series {
-        experiment: crate::args_sweep::Experiment::Blocks,
-        words,
-        link: Link::Loopback,
-        plays_two: false,
-    };
-    let perf = series.args()?;
-    let mut lab = Lab::open(&perf)?;
-    let case = lab.cases(&perf)?.into_iter().next().context("no case")?;
+    let series = Series::new(crate::args_sweep::Experiment::Blocks, words)?;
+    let mut lab = Lab::open(&series.args)?;
+    let case = lab
+        .cases(&series.args)?
+        .into_iter()
+        .next()
+        .context("no case")?;
     let mut environment = lab.environment(&case, machine)?;
     // These differ from point to point.
     (environment.handler, environment.cq, environment.queue_mem) = (None, None, None);

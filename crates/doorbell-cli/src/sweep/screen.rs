@@ -19,13 +19,15 @@ pub(super) fn heading(results: &Results) -> String {
         Some(name) => name.to_owned(),
     };
     let text = format!(
-        "sweep: {gpu}, {} CPUs{}, {}; every point {} times",
+        "sweep: {gpu}, {} CPUs{}, {}; every point {}{} times",
         e.cpus,
         e.cpu.as_ref().map_or(String::new(), |c| format!(" ({c})")),
         e.kernel.as_deref().unwrap_or("unknown kernel"),
+        // A minute may be too short for all of them.
+        if results.quick { "up to " } else { "" },
         results.repeat
     );
-    table::wrap(&text, 80).join("\n")
+    table::wrap(&text, crate::out::columns()).join("\n")
 }
 
 /// All experiments.
@@ -74,13 +76,13 @@ pub(super) fn summary(results: &Results, styled: bool) -> String {
         "\n± is half of the range over the repetitions, of the noisiest figure in the row."
     );
     for note in &results.notes {
-        for line in table::wrap(note, 80) {
+        for line in table::wrap(note, crate::out::columns()) {
             let _ = writeln!(out, "{line}");
         }
     }
     for point in &results.points {
         if let Some(error) = &point.failed {
-            for line in table::wrap(&format!("FAILED: {error}"), 80) {
+            for line in table::wrap(&format!("FAILED: {error}"), crate::out::columns()) {
                 let _ = writeln!(out, "{line}");
             }
         }
@@ -125,12 +127,12 @@ fn block(
     };
     for line in lines {
         let mut row = format!("  {:NAME$}", line.name.short);
-        let mut noise = 0.0f64;
+        let mut noise = None::<f64>;
         for (x, _) in &at {
             let point = line.points.iter().find(|p| labels::x(p) == *x);
             match point.and_then(|p| value(p)) {
                 Some(spread) => {
-                    noise = noise.max(spread.relative());
+                    noise = noise.into_iter().chain(spread.relative()).reduce(f64::max);
                     let _ = write!(row, "{:>8}", words(spread.median));
                 }
                 None => {
@@ -142,15 +144,16 @@ fn block(
     }
 }
 
-fn ending(row: String, noise: f64, columns: usize) -> String {
+fn ending(row: String, noise: Option<f64>, columns: usize) -> String {
     let wide = 2 + NAME + 8 * columns;
     format!("{row:wide$} {:>5}", plus_minus(noise))
 }
 
-/// `±3%`; beyond all measure, that it is.
-fn plus_minus(share: f64) -> String {
-    match 100.0 * share {
-        p if p < 99.5 => format!("±{p:.0}%"),
+/// `±3%`; beyond all measure, that it is; of single measurements, that they are.
+fn plus_minus(share: Option<f64>) -> String {
+    match share.map(|s| 100.0 * s) {
+        None => "once".to_owned(),
+        Some(p) if p < 99.5 => format!("±{p:.0}%"),
         _ => ">±99%".to_owned(),
     }
 }
@@ -195,7 +198,7 @@ fn latency(out: &mut String, results: &Results, styled: bool) {
             let word = ns.map_or("-".to_owned(), |ns| units::time(*ns));
             let _ = write!(row, "{word:>9}");
         }
-        let noise = point.p50_ns.map_or(0.0, |s| s.relative());
+        let noise = point.p50_ns.and_then(|s| s.relative());
         let _ = writeln!(out, "{row} {:>5}", plus_minus(noise));
     }
 }
@@ -218,6 +221,13 @@ mod tests {
         }
         assert!(text.contains("FAILED: it broke"));
         assert!(text.contains("99.9"));
+        for point in &mut results.points {
+            point.repetitions.truncate(1);
+            point.summarise();
+        }
+        let text = summary(&results, false);
+        assert!(text.contains(" once\n") && !text.contains("±0%"), "{text}");
+        assert_eq!(results.times(), "1");
     }
 
     #[test]

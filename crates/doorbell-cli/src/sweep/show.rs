@@ -6,11 +6,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::plan::Series;
 use crate::perf::plan::Case;
+use crate::progress::Shown;
 use crate::units;
 
 /// Progress on standard error.
 pub(super) struct Show {
     bar: Option<ProgressBar>,
+    /// Taken away with this.
+    _shown: Option<Shown>,
     passes: u32,
     /// Pass and experiment that were announced last, and since when.
     at: Option<(u32, &'static str)>,
@@ -31,6 +34,7 @@ impl Show {
             bar
         });
         Self {
+            _shown: bar.as_ref().map(Shown::new),
             bar,
             passes,
             at: None,
@@ -85,18 +89,12 @@ impl Show {
 
     /// A line above the bar.
     pub(super) fn say(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| crate::complain(text)),
-            None => crate::complain(text),
-        }
+        crate::complain(text);
     }
 }
 
 impl Drop for Show {
     fn drop(&mut self) {
         self.line();
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
     }
 }

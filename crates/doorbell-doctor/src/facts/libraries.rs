@@ -40,8 +40,8 @@ type Environment = BTreeMap<String, String>;
 
 const TRIPLES: &[&str] = &["x86_64-linux-gnu", "aarch64-linux-gnu"];
 
-/// Folders in the order in which they are searched.
-fn library_folders(view: View<'_>, environment: &Environment) -> Vec<String> {
+/// Folders of libraries, in the order in which they are searched.
+pub(super) fn folders(view: View<'_>, environment: &Environment) -> Vec<String> {
     let mut folders: Vec<String> = Vec::new();
     let listed = environment
         .get("LD_LIBRARY_PATH")
@@ -98,7 +98,7 @@ fn library_folders(view: View<'_>, environment: &Environment) -> Vec<String> {
 }
 
 /// Libraries that decide gates, wherever they are.
-pub(super) fn software(view: View<'_>, environment: &Environment) -> Vec<Software> {
+pub(super) fn software(view: View<'_>, folders: &[String]) -> Vec<Software> {
     const NAMES: &[&str] = &[
         "libcuda.so.1",
         "libnvidia-ml.so.1",
@@ -114,7 +114,6 @@ pub(super) fn software(view: View<'_>, environment: &Environment) -> Vec<Softwar
         "libnccl-gin.so",
         "libnccl-rma.so",
     ];
-    let folders = library_folders(view, environment);
     NAMES
         .iter()
         .map(|name| {
@@ -139,7 +138,7 @@ fn file_version(path: &str) -> Option<String> {
         .then(|| version.to_owned())
 }
 
-pub(super) fn found(view: View<'_>, environment: &Environment) -> Vec<Found> {
+pub(super) fn found(view: View<'_>, folders: &[String], environment: &Environment) -> Vec<Found> {
     let mut all = Vec::new();
     for site in pythons::sites(view, environment) {
         let before = all.len();
@@ -151,8 +150,8 @@ pub(super) fn found(view: View<'_>, environment: &Environment) -> Vec<Found> {
             }
         }
     }
-    for folder in library_folders(view, environment) {
-        system(view, &folder, &mut all);
+    for folder in folders {
+        system(view, folder, &mut all);
     }
     all.sort_by_key(|f| f.kind);
     all
@@ -310,6 +309,7 @@ fn ucx_version(text: &str) -> Option<String> {
 /// Plug-in libraries for NCCL that are found by their usual names or by the environment.
 pub(crate) fn nccl_plugins(
     view: View<'_>,
+    folders: &[String],
     software: &[Software],
     environment: &Environment,
 ) -> Vec<(String, Vec<String>)> {
@@ -318,12 +318,11 @@ pub(crate) fn nccl_plugins(
         .filter(|s| s.name.starts_with("libnccl-"))
         .filter_map(|s| s.path.clone())
         .collect();
-    let folders = library_folders(view, environment);
     for kind in ["gin", "rma", "net"] {
         let variable = format!("NCCL_{}_PLUGIN", kind.to_ascii_uppercase());
         let listed = environment.get(&variable).map(String::as_str).unwrap_or("");
         for name in listed.split(',').filter(|n| !n.is_empty()) {
-            files.extend(plugin_file(view, &folders, kind, name));
+            files.extend(plugin_file(view, folders, kind, name));
         }
     }
     files.sort();
@@ -390,7 +389,8 @@ mod tests {
              /lib -> usr/lib\n",
         )
         .unwrap();
-        let found = found(View(&tree), &Environment::new());
+        let (view, environment) = (View(&tree), Environment::new());
+        let found = found(view, &folders(view, &environment), &environment);
         let seen: Vec<_> = found
             .iter()
             .map(|f| (f.source, f.version.as_deref()))

@@ -57,14 +57,15 @@ pub(crate) fn gather(tree: &dyn Tree) -> Facts {
     let nics = nics::nics(view);
     let mut unseen = Vec::new();
     let distances = bus::distances(view, &gpus, &nics, &mut unseen);
-    let software = libraries::software(view, &environment);
+    let folders = libraries::folders(view, &environment);
+    let software = libraries::software(view, &folders);
     let driver = driver::driver(view, &software);
     let memory = driver::memory(view, driver.as_ref(), &gpus, &machine);
     Facts {
         limits: host::limits(view),
         container: host::container(view),
-        found: libraries::found(view, &environment),
-        plugins: libraries::nccl_plugins(view, &software, &environment),
+        found: libraries::found(view, &folders, &environment),
+        plugins: libraries::nccl_plugins(view, &folders, &software, &environment),
         machine,
         gpus,
         nics,
@@ -75,4 +76,12 @@ pub(crate) fn gather(tree: &dyn Tree) -> Facts {
         unseen,
         environment,
     }
+}
+
+/// The libraries alone.
+pub(crate) fn installed(tree: &dyn Tree) -> Vec<Found> {
+    let view = View(tree);
+    let environment = view.environment();
+    let folders = libraries::folders(view, &environment);
+    libraries::found(view, &folders, &environment)
 }

@@ -16,6 +16,14 @@ use crate::report::{
     Gate, GateState, Library, Path, PathState, Report, SCHEMA, Variable, Verdict, Who,
 };
 
+pub use nccl::NcclFound;
+
+/// See [`crate::nccl_with_plugin`].
+pub(crate) fn nccl_with_plugin(found: Vec<Found>, exports: &[&str]) -> Vec<NcclFound> {
+    let all = found.into_iter().filter(|f| f.kind == Kind::Nccl);
+    all.map(|found| nccl::with_plugin(found, exports)).collect()
+}
+
 pub(crate) fn judge(facts: Facts) -> Report {
     let libraries: Vec<Library> = facts
         .found

@@ -74,6 +74,72 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
     library
 }
 
+/// An installation of NCCL, and what it makes of a GIN plug-in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclFound {
+    /// Its version, when it could be read.
+    pub version: Option<String>,
+    /// The folder of the library.
+    pub path: String,
+    /// It loads the plug-in; null: its version is not known.
+    pub loads: Option<bool>,
+    /// Why, or what to do.
+    pub why: String,
+}
+
+pub(super) fn with_plugin(found: Found, exports: &[&str]) -> NcclFound {
+    let known = found.version.as_deref().and_then(version);
+    let (loads, why) = match known {
+        None => (
+            None,
+            "its version could not be read (NCCL_DEBUG=VERSION prints it)".to_owned(),
+        ),
+        Some(v) if v < GIN_SINCE => (
+            Some(false),
+            "it has no GIN, which came with 2.28.7".to_owned(),
+        ),
+        Some(v) => {
+            let takes = accepted(Some(v));
+            match takes
+                .iter()
+                .any(|n| exports.contains(&plugin_symbol(n).as_str()))
+            {
+                true => (Some(true), "it loads the plug-in".to_owned()),
+                false => (
+                    Some(false),
+                    format!(
+                        "it has GIN, and takes other plug-ins only (v{}): use 2.28.7 to 2.29.7, or 2.30.7 or later",
+                        takes.join(", v")
+                    ),
+                ),
+            }
+        }
+    };
+    NcclFound {
+        version: found.version,
+        path: found.path,
+        loads,
+        why,
+    }
+}
+
+/// The first version with GIN.
+const GIN_SINCE: (u32, u32, u32) = (2, 28, 7);
+
+/// Versions of the plug-in interface that a version of NCCL takes.
+fn accepted(known: Option<(u32, u32, u32)>) -> &'static [&'static str] {
+    match known {
+        Some(v) if v < (2, 29, 7) => &["11"],
+        Some(v) if v < (2, 30, 3) => &["12", "11"],
+        Some(v) if v < (2, 30, 7) => &["13", "12", "11"],
+        _ => &["14", "13"],
+    }
+}
+
+fn plugin_symbol(version: &str) -> String {
+    format!("ncclGinPlugin_v{version}")
+}
+
 /// Is GIN in this version at all?
 fn has_gin(known: Option<(u32, u32, u32)>) -> Gate {
     const WHAT: &str = "NCCL 2.28.7 or later";
@@ -87,7 +153,7 @@ fn has_gin(known: Option<(u32, u32, u32)>) -> Gate {
         ),
         Some(v) => node(
             WHAT,
-            pass(v >= (2, 28, 7)),
+            pass(v >= GIN_SINCE),
             format!("{}.{}.{}", v.0, v.1, v.2),
             "upgrade: GIN came with 2.28.7",
             GIN,
@@ -224,21 +290,13 @@ fn external(facts: &Facts, known: Option<(u32, u32, u32)>) -> Option<Path> {
     let off = facts
         .variable("NCCL_GIN_PLUGIN")
         .is_some_and(|v| v.eq_ignore_ascii_case("none"));
-    let accepted: &[&str] = match known {
-        Some(v) if v < (2, 29, 7) => &["11"],
-        Some(v) if v < (2, 30, 3) => &["12", "11"],
-        Some(v) if v < (2, 30, 7) => &["13", "12", "11"],
-        _ => &["14", "13"],
-    };
     let (file, symbols) = facts
         .plugins
         .iter()
         .find(|p| p.1.iter().any(|s| s.starts_with("ncclGinPlugin_v")))?;
-    let fits = accepted.iter().any(|v| {
-        symbols
-            .iter()
-            .any(|s| s.as_str() == format!("ncclGinPlugin_v{v}"))
-    });
+    let fits = accepted(known)
+        .iter()
+        .any(|v| symbols.contains(&plugin_symbol(v)));
     let has: Vec<&str> = symbols
         .iter()
         .filter(|s| s.starts_with("ncclGin"))
@@ -268,4 +326,29 @@ fn external(facts: &Facts, known: Option<(u32, u32, u32)>) -> Option<Path> {
         GIN,
     ));
     Some(path("GIN plug-in", Who::Assisted, gates))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tree::Manifest;
+
+    #[test]
+    fn versions_and_plugins_fit_or_not() {
+        for (release, loads) in [
+            ("2.27.7", Some(false)),
+            ("2.28.9", Some(false)),
+            ("2.30.4", Some(false)),
+            ("2.30.7", Some(true)),
+            ("2.32.3", Some(true)),
+        ] {
+            let text = format!("/usr/lib64/libnccl.so.{release}:\n");
+            let tree = Manifest::parse(&text).unwrap();
+            let found = crate::nccl_with_plugin(&tree, &["ncclGinPlugin_v14"]);
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].loads, loads, "{release}: {}", found[0].why);
+            assert_eq!(found[0].version.as_deref(), Some(release));
+        }
+        let tree = Manifest::parse("/usr/lib64/libnccl.so:\n").unwrap();
+        assert_eq!(crate::nccl_with_plugin(&tree, &[])[0].loads, None);
+    }
 }

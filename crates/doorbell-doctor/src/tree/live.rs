@@ -10,6 +10,9 @@ use crate::error::Error;
 /// No fact needs more of a file than this; libraries are read through `elf_text`.
 const MOST: u64 = 1 << 20;
 
+/// What a captured folder's [`OWN`] has when it is whole.
+pub(super) const END_FILE: &str = "end";
+
 /// A real folder as the root of a tree.
 #[derive(Debug)]
 pub struct Live {
@@ -30,12 +33,19 @@ impl Live {
     /// A captured tree.
     ///
     /// # Errors
-    /// [`Error::Root`] when it is not a folder that can be read.
+    /// [`Error::Root`] when it is not a folder that can be read, [`Error::Cut`] for a capture that is not whole.
     pub fn under(root: &Path) -> Result<Self, Error> {
         fs::read_dir(root).map_err(|source| Error::Root {
             path: root.to_owned(),
             source,
         })?;
+        let own = root.join(OWN.trim_start_matches('/'));
+        // The root of another machine, mounted here, is no capture and has none.
+        if own.exists() && !own.join(END_FILE).exists() {
+            return Err(Error::Cut {
+                mark: "the file `.doorbell/end`",
+            });
+        }
         Ok(Self {
             root: root.to_owned(),
             own: false,
@@ -136,11 +146,10 @@ impl Tree for Live {
     }
 
     fn elf_text(&self, path: &str) -> Option<String> {
-        let kept = self.at(&format!("{OWN}/elf{path}"));
         if !self.own
-            && let Ok(text) = fs::read_to_string(kept)
+            && let Ok(text) = self.bytes(&format!("{OWN}/elf{path}"))
         {
-            return Some(text);
+            return Some(String::from_utf8_lossy(&text).into_owned());
         }
         crate::elf::read(&self.at(path))
     }

@@ -19,6 +19,9 @@ use std::fmt::Write as _;
 use super::{Denied, Kind, OWN, Tree};
 use crate::error::Error;
 
+/// The last line of a capture: without it, it was cut off on its way.
+pub(super) const END: &str = "# end of capture";
+
 /// What one path holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
@@ -35,6 +38,21 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Reads a capture, which has to be whole.
+    ///
+    /// # Errors
+    /// [`Error::Cut`], and those of [`Self::parse`].
+    pub fn whole(text: &str) -> Result<Self, Error> {
+        let manifest = Self::parse(text)?;
+        let last = text.lines().rfind(|line| !line.trim().is_empty());
+        match last.is_some_and(|line| line.starts_with(END)) {
+            true => Ok(manifest),
+            false => Err(Error::Cut {
+                mark: "the line `# end of capture`",
+            }),
+        }
+    }
+
     /// Reads the format of this module's head.
     ///
     /// # Errors
@@ -59,6 +77,9 @@ impl Manifest {
                 return Err(fault("no path stands at its beginning"));
             } else {
                 let (path, entry) = entry(line).ok_or_else(|| fault("it has none of the forms"))?;
+                if path.split('/').any(|part| part == "..") {
+                    return Err(fault("its path leads elsewhere (`..`)"));
+                }
                 open = matches!(&entry, Entry::Bytes(b) if b.is_empty()).then(|| path.clone());
                 manifest.put(path, entry);
             }
@@ -207,12 +228,29 @@ mod tests {
     }
 
     #[test]
+    fn a_capture_that_was_cut_is_refused_wherever_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("my.node");
+        let text = "/a/b: one\n/a/c:\n| two\n| three\n/a/d -> ../x\n";
+        Manifest::parse(text).unwrap().write(&file).unwrap();
+        let whole = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(
+            Manifest::whole(&whole).unwrap(),
+            Manifest::parse(text).unwrap()
+        );
+        for at in 0..whole.trim_end().len() {
+            assert!(Manifest::whole(&whole[..at]).is_err(), "cut at {at}");
+        }
+    }
+
+    #[test]
     fn a_bad_line_is_named() {
         for (text, line) in [
             ("nonsense", 1),
             ("/a: 1\n| more", 2),
             ("\n/a", 2),
             ("/a:x 0", 1),
+            ("/a/../b: 1", 1),
         ] {
             let Err(Error::Manifest { line: at, .. }) = Manifest::parse(text) else {
                 panic!("{text:?} was accepted")

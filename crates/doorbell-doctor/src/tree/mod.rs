@@ -103,10 +103,10 @@ impl View<'_> {
         self.0.bytes(&real)
     }
 
-    /// A text file, trailing white space gone; `None` when it cannot be read.
+    /// A text file, trailing white space gone and made harmless; `None` when it cannot be read.
     pub(crate) fn text(self, path: &str) -> Option<String> {
         let bytes = self.bytes(path).ok()?;
-        Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+        Some(harmless(String::from_utf8_lossy(&bytes).trim_end()))
     }
 
     pub(crate) fn number(self, path: &str) -> Option<u64> {
@@ -115,7 +115,10 @@ impl View<'_> {
 
     pub(crate) fn list(self, path: &str, want: impl Fn(&str) -> bool) -> Vec<String> {
         match self.real(path) {
-            Some(real) => self.0.names(&real, &want),
+            // Nothing of these machines has such a name.
+            Some(real) => self
+                .0
+                .names(&real, &|n| !n.contains(char::is_control) && want(n)),
             None => Vec::new(),
         }
     }
@@ -123,7 +126,7 @@ impl View<'_> {
     /// The last name of what a link leads to: `driver -> ../../bus/pci/drivers/mlx5_core`.
     pub(crate) fn leaf(self, path: &str) -> Option<String> {
         let target = self.0.target(&self.beside(path)?)?;
-        parts(&target).last().map(str::to_owned)
+        parts(&target).last().map(harmless)
     }
 
     /// `path` with every link but the last one resolved.
@@ -139,7 +142,9 @@ impl View<'_> {
 
     pub(crate) fn elf(self, path: &str) -> Option<Elf> {
         let real = self.real(path)?;
-        self.0.elf_text(&real).map(|text| Elf::parse(&text))
+        self.0
+            .elf_text(&real)
+            .map(|text| Elf::parse(&harmless(&text)))
     }
 
     /// The variables that matter, as the process or the capture has them.
@@ -150,6 +155,15 @@ impl View<'_> {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect()
     }
+}
+
+/// What is read may be somebody else's, and is shown on a terminal: characters that would command it are replaced.
+fn harmless(text: &str) -> String {
+    let shown = |c: char| match c.is_control() && c != '\n' && c != '\t' {
+        true => '\u{fffd}',
+        false => c,
+    };
+    text.chars().map(shown).collect()
 }
 
 /// Names of a path, without empty ones and `.`.
@@ -208,6 +222,16 @@ mod tests {
         assert_eq!(view.real("/loop"), None);
         assert_eq!(view.real("/dangling"), None);
         assert_eq!(view.leaf("/abs/net/eth0").as_deref(), Some("eth0"));
+    }
+
+    #[test]
+    fn what_is_read_commands_no_terminal() {
+        let text = "/a/model: x\u{1b}[2Jy\n/a/b\u{9b}c/\n/d -> /a/mo\u{7f}del\n";
+        let tree = Manifest::parse(text).unwrap();
+        let view = View(&tree);
+        assert_eq!(view.text("/a/model").as_deref(), Some("x\u{fffd}[2Jy"));
+        assert_eq!(view.list("/a", |_| true), ["model"]);
+        assert_eq!(view.leaf("/d").as_deref(), Some("mo\u{fffd}del"));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::counters::AtomicCoreCounters;
 use crate::dma::DmaConfig;
 use crate::error::{HcaError, Result};
 use crate::hca::{CoreHealth, Inner};
+use crate::patience::Patience;
 use crate::record::Store;
 
 type Message = Box<dyn FnOnce(&mut Core, &Inner) + Send>;
@@ -23,6 +24,8 @@ pub(crate) struct CoreSlot {
     /// Newest grace period acknowledged.
     pub(crate) ack: AtomicU64,
     pub(crate) rounds: AtomicU64,
+    /// What it has been waited for in vain.
+    patience: Patience,
     mail_waiting: AtomicBool,
     /// Something waits for the next round, which has to come.
     holds: AtomicBool,
@@ -41,6 +44,7 @@ impl CoreSlot {
         Self {
             ack: AtomicU64::new(0),
             rounds: AtomicU64::new(0),
+            patience: Patience::default(),
             mail_waiting: AtomicBool::new(false),
             holds: AtomicBool::new(false),
             qps: AtomicUsize::new(0),
@@ -92,6 +96,21 @@ impl CoreSlot {
             },
             counters: self.counters.snapshot(),
         }
+    }
+
+    /// What is left of the time that it may take over all that waits for it, until it answers again.
+    pub(crate) fn patience(&self, all: Duration) -> Duration {
+        self.patience
+            .left(all, Some(self.rounds.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn waited_in_vain(&self, time: Duration) {
+        self.patience
+            .in_vain(time, Some(self.rounds.load(Ordering::Relaxed)));
+    }
+
+    pub(crate) fn answered(&self) {
+        self.patience.answered();
     }
 
     /// The core, if no other thread has it. A panic is handled where it happens, so a poisoned lock means nothing here.
@@ -287,6 +306,7 @@ impl Inner {
                     Some(_) => guard,
                 };
                 if let Some(result) = guard.take() {
+                    slot.answered();
                     return Ok(result);
                 }
             }
@@ -305,6 +325,7 @@ impl Inner {
             // What runs is bounded, so it is waited for; only an engine that is stopped in a debugger, say, gets past the second limit.
             if waited >= timeout && (call.withdraw() || waited >= timeout + Duration::from_secs(10))
             {
+                slot.waited_in_vain(waited);
                 return Err(HcaError::TimedOut { core, what, waited });
             }
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use doorbell_wire::Key;
 
 use super::{Access, Memory, Region};
+use crate::engine::CoreSlot;
 use crate::error::{HcaError, Result};
 use crate::hca::Hca;
 
@@ -80,7 +81,7 @@ impl Mr {
     /// [`HcaError::StillInUse`] after `timeout`: the key is dead all the same, but the memory stays mapped for ever.
     pub fn deregister(mut self, timeout: Duration) -> Result<()> {
         match self.region.take() {
-            Some(region) => release(&self.hca, self.key, region, timeout),
+            Some(region) => release(&self.hca, self.key, region, Some(timeout)),
             None => Ok(()),
         }
     }
@@ -88,17 +89,24 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if let Some(region) = self.region.take() {
-            let timeout = self.hca.config().drop_timeout;
-            if let Err(e) = release(&self.hca, self.key, region, timeout) {
-                tracing::error!("{e}");
+        let Some(region) = self.region.take() else {
+            return;
+        };
+        match release(&self.hca, self.key, region, None) {
+            Ok(()) => {}
+            // Whoever it was has been named already.
+            Err(e) if matches!(&e, HcaError::StillInUse { waited, .. } if waited.is_zero()) => {
+                tracing::debug!("{e}");
             }
+            Err(e) => tracing::error!("{e}"),
         }
     }
 }
 
-fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Duration) -> Result<()> {
+/// Without a `timeout`, all regions and queue pairs that go share the HCA's.
+fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Option<Duration>) -> Result<()> {
     let inner = hca.inner();
+    let all = inner.closing();
     inner.regions.revoke(key);
     if let Some(record) = &inner.record {
         record.revoked(key.0);
@@ -118,11 +126,26 @@ fn release(hca: &Hca, key: Key, region: Arc<Region>, timeout: Duration) -> Resul
         };
         let engines = inner.grace_lagging(grace);
         if peers && engines.is_none() {
+            inner.cores.iter().for_each(CoreSlot::answered);
+            if exporter.is_some() {
+                inner.peers.answered();
+            }
             inner.regions.release(key);
             return Ok(());
         }
-        let waited = start.elapsed();
-        if waited >= timeout {
+        let patience = timeout.unwrap_or_else(|| match engines {
+            Some(core) => inner.cores[core].patience(all),
+            None => inner.peers.left(all, None),
+        });
+        let waited = match patience.is_zero() {
+            true => Duration::ZERO,
+            false => start.elapsed(),
+        };
+        if waited >= patience {
+            match engines {
+                Some(core) => inner.cores[core].waited_in_vain(waited),
+                None => inner.peers.in_vain(waited, None),
+            }
             // Devices let go of it in any case.
             region.devices.clear();
             // An engine or a peer may still copy to or from it, so neither memory nor slot may be reused: leak both.

@@ -262,6 +262,11 @@ impl HcaQp {
         Ok(end)
     }
 
+    /// How long a call without a time-out of its own waits for this queue pair's engine now: see [`Hca::patience`].
+    pub fn patience(&self) -> Duration {
+        self.hca.patience(self.core())
+    }
+
     /// Takes the QP from its engine. Afterwards nothing reads or writes its memory.
     ///
     /// # Errors
@@ -303,8 +308,13 @@ impl HcaQp {
 
 impl Drop for HcaQp {
     fn drop(&mut self) {
-        let timeout = self.hca.config().drop_timeout;
+        let timeout = self.patience();
         if let Err(e) = self.take_down(timeout) {
+            if timeout.is_zero() {
+                // The engine core that does not answer has been named already.
+                tracing::debug!(qpn = %self.shared.qpn, "destroying a queue pair: {e}");
+                return;
+            }
             tracing::error!(qpn = %self.shared.qpn, "destroying a queue pair: {e}; its memory is kept (leaked)");
         }
     }

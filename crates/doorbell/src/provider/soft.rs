@@ -46,7 +46,6 @@ pub struct Soft {
     /// Device address of each array of doorbell words, in the order the HCA knows them.
     arrays: Mutex<Vec<u64>>,
     dma: Option<Arc<dyn Dma>>,
-    timeout: Duration,
     /// How RoCE ports are opened.
     roce: RoceSettings,
     /// Which RDMA device is used.
@@ -92,7 +91,6 @@ impl Soft {
             id,
             arrays: Mutex::new(Vec::new()),
             gpu: gpu.clone(),
-            timeout: settings.quiesce,
             roce,
             verbs: Arc::new(VerbsSettings::new(settings)),
             hca,
@@ -296,7 +294,6 @@ impl Provider for Soft {
             core: qp.core(),
             doorbell,
             slot,
-            timeout: self.timeout,
             gpu: self.gpu.clone(),
             verbs: Arc::clone(&self.verbs),
             remote_access: request.remote_access,
@@ -400,7 +397,6 @@ struct SoftQp {
     core: usize,
     doorbell: u64,
     slot: hca::DoorbellSlot,
-    timeout: Duration,
     gpu: Gpu,
     verbs: Arc<VerbsSettings>,
     remote_access: Access,
@@ -462,7 +458,7 @@ impl ProviderQp for SoftQp {
     unsafe fn watch_poster(&self, at: NonNull<u8>, keep: Keep) {
         let at = Shared::new(at.cast());
         // SAFETY: the caller's promise.
-        let told = self.alive(|qp| unsafe { qp.watch_poster(at, keep, self.timeout) });
+        let told = self.alive(|qp| unsafe { qp.watch_poster(at, keep, qp.patience()) });
         if let Ok(Err(e)) = told {
             tracing::debug!("the flight recorder was not told of an export: {e}");
         }
@@ -479,7 +475,7 @@ impl ProviderQp for SoftQp {
     fn verbs_end(&self) -> Result<VerbsEnd> {
         self.alive(|qp| {
             let port = self.verbs.port(qp.hca())?;
-            Ok(qp.prepare(&port, self.timeout)?)
+            Ok(qp.prepare(&port, qp.patience())?)
         })?
     }
 
@@ -513,7 +509,7 @@ impl ProviderQp for SoftQp {
                 hca::Destination::Verbs(Box::new(verbs::target(&self.verbs, target, psn)))
             }
         };
-        Ok(self.alive(|qp| qp.connect(to, self.timeout))??)
+        Ok(self.alive(|qp| qp.connect(to, qp.patience()))??)
     }
 
     fn reset(&self, timeout: Duration) -> Result<()> {
@@ -521,7 +517,7 @@ impl ProviderQp for SoftQp {
     }
 
     fn fail(&self) -> Result<()> {
-        Ok(self.alive(|qp| qp.fail(Fault::Destroyed, self.timeout))??)
+        Ok(self.alive(|qp| qp.fail(Fault::Destroyed, qp.patience()))??)
     }
 
     fn destroy(&self, timeout: Duration) -> Result<()> {
@@ -566,7 +562,7 @@ impl ProviderQp for SoftQp {
     }
 
     fn roce_counters(&self) -> Vec<(&'static str, u64)> {
-        match self.alive(|qp| qp.roce_counters(self.timeout)) {
+        match self.alive(|qp| qp.roce_counters(qp.patience())) {
             Ok(Ok(Some(counters))) => counters.rows().to_vec(),
             // None, or gone.
             _ => Vec::new(),

@@ -29,10 +29,13 @@ mod queue;
 pub mod server;
 pub mod trace;
 mod verdict;
+mod who;
 
 pub use firing::FiringReport;
 pub use latency::quantile;
 pub use parts::{EventReport, KernelReport, PendingReport, RegionReport, WaitReport};
+pub use server::disarm;
+pub use who::is_stopped;
 
 /// Name and version of the document that [`server`] gives out.
 pub const SCHEMA: &str = "doorbell-report/1";

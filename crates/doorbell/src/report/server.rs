@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use doorbell_hca::record::dir::Life;
 
 use super::postmortem::Left;
+pub use super::who::ReportError;
+use super::who::{is_foreign, is_stopped, owner};
 use super::{Condition, DeviceReport, Motion, ProcessReport, SCHEMA, look, postmortem};
-
 use crate::device::Inner;
 
 /// How long either side waits for the other.
@@ -25,6 +26,8 @@ const APART: Duration = Duration::from_millis(50);
 const MOST: u64 = 256 << 20;
 /// Processes asked at the same time.
 const AT_ONCE: usize = 64;
+/// What the last of many to be asked has in any case.
+const LEAST: Duration = Duration::from_millis(100);
 /// A question is one short line.
 const LINE: u64 = 128;
 /// What it says to be answered with everything.
@@ -34,70 +37,6 @@ const TRACE: &str = " trace";
 
 /// Devices that are open, and the process whose thread answers.
 static OPEN: Mutex<(u32, Vec<Weak<Inner>>)> = Mutex::new((0, Vec::new()));
-
-/// Why a process gave no report.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// It is no process, or one without a device.
-    #[error(
-        "process {pid} answers no questions: it is gone, has no open Doorbell device, runs with DOORBELL_REPORT=off, or is in another network or PID namespace"
-    )]
-    Nobody {
-        /// The process.
-        pid: u32,
-    },
-    /// The same, and it has left no flight record.
-    #[error(
-        "process {pid} does not answer and has left no flight record: it is gone, has no open Doorbell device, runs with DOORBELL_REPORT=off and DOORBELL_RECORD=off, or is in another network or PID namespace; of processes that ended badly the records of the last {} are kept",
-        postmortem::RECORDS
-    )]
-    Nothing {
-        /// The process.
-        pid: u32,
-    },
-    /// Somebody else has its name.
-    #[error(
-        "what answers for process {pid} belongs to process {other_pid} of user {other_uid}: nothing of what it says is believed"
-    )]
-    Stranger {
-        /// The process.
-        pid: u32,
-        /// Who answered.
-        other_pid: u32,
-        /// Of which user.
-        other_uid: u32,
-    },
-    /// Another release.
-    #[error(
-        "process {pid} speaks {theirs} and this command {SCHEMA}: use the command of its release, {version}"
-    )]
-    Version {
-        /// The process.
-        pid: u32,
-        /// Its schema.
-        theirs: String,
-        /// Its release.
-        version: String,
-    },
-    /// It answered nonsense.
-    #[error("process {pid} answered what is no report: {reason}")]
-    Nonsense {
-        /// The process.
-        pid: u32,
-        /// What is wrong.
-        reason: String,
-    },
-    /// It did not answer in time, or the system refused.
-    #[error(
-        "asking process {pid} ({PATIENCE:?} at most): {source}; a process of another user answers only to root"
-    )]
-    Os {
-        /// The process.
-        pid: u32,
-        /// What the system said.
-        source: io::Error,
-    },
-}
 
 fn address(pid: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("doorbell-report-{pid}"))
@@ -134,7 +73,17 @@ pub(crate) fn enter(device: Weak<Inner>) {
 }
 
 fn off() -> bool {
-    std::env::var_os("DOORBELL_REPORT").is_some_and(|v| v == "off")
+    let Some(value) = std::env::var_os("DOORBELL_REPORT") else {
+        return false;
+    };
+    if value != "on" && value != "off" && !value.is_empty() {
+        // Once: a process has one such thread.
+        tracing::warn!(
+            "DOORBELL_REPORT={}: on (the default) and off are known; it is taken as on",
+            value.display()
+        );
+    }
+    value == "off"
 }
 
 /// The report of this process. Events and waiting requests are left out of one that is not `full`: whoever looks every second does not need
@@ -228,24 +177,27 @@ pub fn ask(pid: u32, full: bool) -> Result<ProcessReport, ReportError> {
 }
 
 fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport, ReportError> {
-    let os = |source| ReportError::Os { pid, source };
+    let os = |source| ReportError::unheard(pid, patience, source);
     let until = Instant::now() + patience;
     let stream = match connect(pid, patience) {
         Ok(stream) => stream,
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(ReportError::Nobody { pid });
+            return Err(ReportError::absent(pid));
         }
         Err(e) => return Err(os(e)),
     };
     let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| os(e.into()))?;
-    let own_uid = rustix::process::geteuid();
     let other_pid = peer.pid.as_raw_nonzero().get() as u32;
-    if other_pid != pid || (peer.uid != own_uid && !own_uid.is_root()) {
+    let uid = peer.uid.as_raw();
+    if other_pid != pid {
         return Err(ReportError::Stranger {
             pid,
             other_pid,
-            other_uid: peer.uid.as_raw(),
+            owner: super::who::user(uid),
         });
+    }
+    if is_foreign(uid) {
+        return Err(ReportError::foreign(pid, uid));
     }
     let mut writer = &stream;
     writeln!(writer, "{SCHEMA}{more}").map_err(os)?;
@@ -321,8 +273,8 @@ fn parse(pid: u32, text: &[u8]) -> Result<ProcessReport, ReportError> {
     serde_json::from_value(report).map_err(nonsense)
 }
 
-/// What is read from a report is shown on a terminal: characters that would command it are replaced.
-fn disarm(value: &mut serde_json::Value) {
+/// What is read from a document is shown on a terminal: characters that would command it are replaced, in its strings and in the names of its fields.
+pub fn disarm(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
         Value::String(text) if text.chars().any(|c| c.is_control() && c != '\n') => {
@@ -379,15 +331,67 @@ fn find_within(
     }
     match ask_within(pid, more, patience) {
         Ok(report) => Ok(report),
-        Err(error @ (ReportError::Nobody { .. } | ReportError::Os { .. })) => {
-            match (left.and_then(|l| l.report()), error) {
-                (Some(report), _) => Ok(report),
-                (None, ReportError::Nobody { pid }) => Err(ReportError::Nothing { pid }),
-                (None, error) => Err(error),
-            }
-        }
-        Err(error) => Err(error),
+        // What belongs to somebody else, or speaks otherwise, has no record that could be read either.
+        Err(
+            error @ (ReportError::Foreign { .. }
+            | ReportError::Stranger { .. }
+            | ReportError::Version { .. }
+            | ReportError::Nonsense { .. }),
+        ) => Err(error),
+        Err(error) => match left.and_then(|l| l.report()) {
+            Some(report) => Ok(report),
+            None => Err(error.without_record()),
+        },
     }
+}
+
+/// One look at a process, or (`None`) at all of this user that have a device, for who looks every second: they are asked at once, and together
+/// have `patience`. One that says nothing is in the list with the reason; records of the dead are not read.
+///
+/// # Errors
+/// If the system's list of sockets cannot be read.
+pub fn look_at(
+    pid: Option<u32>,
+    patience: Duration,
+) -> io::Result<Vec<(u32, Result<ProcessReport, ReportError>)>> {
+    let until = Instant::now() + patience;
+    let pids = match pid {
+        Some(pid) => vec![pid],
+        None => {
+            let mut pids = all()?;
+            pids.retain(|&pid| !owner(pid).is_some_and(is_foreign));
+            pids
+        }
+    };
+    let look = |pid| match is_stopped(pid) {
+        true => Err(ReportError::Stopped { pid }),
+        false => {
+            let left = until.saturating_duration_since(Instant::now());
+            ask_within(pid, "", left.max(LEAST))
+        }
+    };
+    let mut found = at_once(&pids, look);
+    // Those of other containers are not found by number.
+    found.retain(|(_, r)| pid.is_some() || !r.as_ref().is_err_and(ReportError::is_foreign));
+    Ok(found)
+}
+
+/// Asks many, [`AT_ONCE`] together: those that do not answer are waited for together.
+fn at_once<R: Send>(pids: &[u32], ask: impl Fn(u32) -> R + Sync) -> Vec<(u32, R)> {
+    let ask = &ask;
+    let mut found = Vec::new();
+    for some in pids.chunks(AT_ONCE) {
+        found.extend(std::thread::scope(|scope| {
+            let asked: Vec<_> = some
+                .iter()
+                .map(|&pid| (pid, scope.spawn(move || ask(pid))))
+                .collect();
+            let all = asked.into_iter();
+            all.filter_map(|(pid, asked)| Some((pid, asked.join().ok()?)))
+                .collect::<Vec<_>>()
+        }));
+    }
+    found
 }
 
 /// All that can be known of processes of this user, and what went wrong with the others.
@@ -418,20 +422,10 @@ pub(super) fn find_others(
     pids.dedup();
     pids.retain(|pid| Some(*pid) != but);
     let (mut reports, mut errors) = (Vec::new(), Vec::new());
-    // Those that do not answer are waited for together.
-    for some in pids.chunks(AT_ONCE) {
-        let found: Vec<_> = std::thread::scope(|scope| {
-            let asked: Vec<_> = some
-                .iter()
-                .map(|&pid| scope.spawn(move || find_within(pid, more, patience, but.is_none())))
-                .collect();
-            asked.into_iter().filter_map(|a| a.join().ok()).collect()
-        });
-        for one in found {
-            match one {
-                Ok(report) => reports.push(report),
-                Err(error) => errors.push(error),
-            }
+    for (_, one) in at_once(&pids, |pid| find_within(pid, more, patience, but.is_none())) {
+        match one {
+            Ok(report) => reports.push(report),
+            Err(error) => errors.push(error),
         }
     }
     (reports, errors)
@@ -566,6 +560,6 @@ mod tests {
     fn nobody_answers_for_no_process() {
         // Beyond the largest PID that Linux gives.
         let error = ask(1 << 30, true).unwrap_err();
-        assert!(matches!(error, ReportError::Nobody { .. }), "{error}");
+        assert!(matches!(error, ReportError::Gone { .. }), "{error}");
     }
 }

@@ -279,7 +279,13 @@ fn figure(kind: &Kind<'_>, lines: &[Line<'_>]) -> Option<String> {
                     x,
                     y,
                     range: None,
-                    tip: format!("{name}, {}: {}", (kind.x_words)(x), exact(y)),
+                    tip: format!(
+                        "{name}, {}: {}{}",
+                        (kind.x_words)(x),
+                        exact(y),
+                        p.baseline()
+                            .map_or(String::new(), |s| format!(", {}", plus_minus(s.relative())))
+                    ),
                 })
             })
             .collect();

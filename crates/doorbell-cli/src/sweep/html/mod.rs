@@ -36,8 +36,11 @@ pub(super) fn page(results: &Results) -> String {
     out
 }
 
-/// `±3 %`, of a share.
-fn plus_minus(share: f64) -> String {
+/// `±3 %`, of a share; of a single measurement, that it is one.
+fn plus_minus(share: Option<f64>) -> String {
+    let Some(share) = share else {
+        return "measured once".to_owned();
+    };
     match 100.0 * share {
         p if p < 0.95 => format!("±{p:.1} %"),
         p if p >= 99.5 => "± more than 99 %".to_owned(),

@@ -29,7 +29,7 @@ fn figures(out: &mut String, results: &Results) {
         }
         let latency = experiment == "latency";
         let heads: &[&str] = match latency {
-            true => &["median", "", "99 %", "", "CPUs", "word to and fro"],
+            true => &["median", "", "99 %", "", "CPUs", "word to and fro", ""],
             false => &[
                 "messages/s",
                 "",
@@ -37,6 +37,7 @@ fn figures(out: &mut String, results: &Results) {
                 "CPU time each",
                 "CPUs",
                 "copy alone",
+                "",
             ],
         };
         let _ = write!(
@@ -91,29 +92,35 @@ fn cpus(point: &Point) -> String {
     words(point.cpu_cores_used, &|v| format!("{v:.2}"))
 }
 
-fn baseline(point: &Point) -> String {
-    point.baseline_ns.map_or("–".to_owned(), units::time)
+/// With its range, which says whether a comparison with it means something.
+fn baseline(point: &Point) -> [String; 2] {
+    let words = point.baseline_ns.map_or("–".to_owned(), units::time);
+    [words, noise(point.baseline())]
 }
 
 fn of_rate(point: &Point) -> Vec<String> {
+    let [copy, copy_noise] = baseline(point);
     vec![
         words(point.messages_per_s, &units::scaled),
         noise(point.messages_per_s),
         words(point.bytes_per_s, &units::scaled),
         words(point.cpu_ns_per_message(), &units::time),
         cpus(point),
-        baseline(point),
+        copy,
+        copy_noise,
     ]
 }
 
 fn of_latency(point: &Point) -> Vec<String> {
+    let [word, word_noise] = baseline(point);
     vec![
         words(point.p50_ns, &units::time),
         noise(point.p50_ns),
         words(point.p99_ns, &units::time),
         noise(point.p99_ns),
         cpus(point),
-        baseline(point),
+        word,
+        word_noise,
     ]
 }
 
@@ -157,8 +164,10 @@ fn machine(out: &mut String, results: &Results) {
         (
             "Took",
             Some(format!(
-                "{:.0} s, {} repetitions",
-                results.seconds, results.repeat
+                "{:.0} s, every point measured {} of {} times",
+                results.seconds,
+                results.times(),
+                results.repeat
             )),
         ),
     ];
