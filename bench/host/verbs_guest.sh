@@ -4,12 +4,12 @@
 #
 #   [DOORBELL=COMMAND] [DOORBELL_RXE=FOLDER] bench/host/verbs_guest.sh [OUT]     (needs QEMU; OUT defaults to target/bench/verbs)
 #
-# FOLDER is what peers/rxe/setup.sh made (default target/rxe, made if it is not there). Path MTU 4096 on both sides. ROUNDS rounds (default 3) of
-# SECS seconds (default 3) each; the ratio is taken within a round. perftest twice: as it comes (a call of the library for each request), and posting
-# lists of 32 (-l 32), beside one doorbell for 32 requests.
+# FOLDER is what peers/rxe/setup.sh made (default target/rxe, made if it is not there). Path MTU 4096 on both sides. ROUNDS rounds (default 3) of SECS
+# seconds (default 8: an emulator is slow at what it sees for the first time) each; the ratio is taken within a round. perftest twice: as it comes (a
+# call of the library for each request), and posting lists of 32 (-l 32), beside one doorbell for 32 requests. Needs a quiet machine.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=$(realpath -m "${1:-target/bench/verbs}") rounds=${ROUNDS:-3} secs=${SECS:-3}
+out=$(realpath -m "${1:-target/bench/verbs}") rounds=${ROUNDS:-3} secs=${SECS:-8}
 rxe=$(realpath -m "${DOORBELL_RXE:-target/rxe}")
 [ -s "$rxe/vmlinux" ] || peers/rxe/setup.sh "$rxe"
 doorbell=${DOORBELL:-target/release/doorbell}
