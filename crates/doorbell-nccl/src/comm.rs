@@ -88,8 +88,8 @@ pub(crate) struct Comm {
     pub(crate) pd: Pd,
     shadows: Mutex<Vec<Arc<Shadow>>>,
     mesh: Arc<Mutex<Bootstrap>>,
-    // Before the node: it takes this communicator off the node's lists.
-    _watched: Watched,
+    /// Takes this communicator off the node's lists.
+    watched: Option<Watched>,
     pub(crate) node: Arc<Node>,
 }
 
@@ -258,7 +258,7 @@ impl Comm {
             pd,
             shadows: Mutex::default(),
             mesh,
-            _watched: watched,
+            watched: Some(watched),
             node,
         })
     }
@@ -307,24 +307,15 @@ impl Comm {
     pub(crate) fn endpoint(&self, rank: usize, qp: &QpCore) -> Result<Endpoint> {
         Ok(qp.endpoint(self.links[rank].kind(), &[])?)
     }
+}
 
-    /// Ends it; the others are told that this was meant.
-    pub(crate) fn close(self) {
-        let Self {
-            mesh,
-            links,
-            _watched: watched,
-            node,
-            pd,
-            ..
-        } = self;
-        drop(watched);
-        mesh.lock().unwrap_or_else(PoisonError::into_inner).leave();
-        drop(mesh);
-        // Queue pairs are gone by now, so sessions end when these do: in order, and in the background.
-        drop(links);
-        drop(pd);
-        drop(node);
+impl Drop for Comm {
+    /// The others are told that this was meant, whoever was the last to hold it.
+    fn drop(&mut self) {
+        // Nobody is to be told of what ends from here on. Queue pairs are gone by now; sessions end with the links: in order, and in the background.
+        drop(self.watched.take());
+        let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
+        mesh.leave();
     }
 }
 

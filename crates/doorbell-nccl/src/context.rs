@@ -125,7 +125,7 @@ pub(crate) struct Contexts {
     handle: Box<DeviceHandle>,
     /// Kernels that wait for these words are let go if the communicator fails.
     _waits: WatchedWords,
-    qps: Qps,
+    _qps: Qps,
     // In the order in which they may go: structures, then what they name.
     _arrays: Vec<Array>,
     _structures: Memory,
@@ -395,7 +395,7 @@ impl Contexts {
                 &comm.health,
                 [&signals, &counters].map(|words| words.mr.memory().clone()),
             ),
-            qps,
+            _qps: qps,
             _arrays: arrays,
             _structures: structures,
             _signals: signals,
@@ -417,8 +417,15 @@ impl Contexts {
 
     /// Ends them. No kernel may use them any more.
     pub(crate) fn destroy(self) {
-        let Self { qps, .. } = self;
-        drop(qps);
+        if let Some(copier) = self.comm.node.device.gpu().copier() {
+            // Copies a batch is what speed comes from.
+            let stats = copier.stats();
+            log::info(format_args!(
+                "rank {}: this GPU's copy engine has made {} copies in {} batches, {} of them by way of host memory",
+                self.comm.rank, stats.copies, stats.batches, stats.via_host
+            ));
+        }
+        drop(self);
     }
 }
 

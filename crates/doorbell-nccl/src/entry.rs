@@ -314,14 +314,17 @@ pub(crate) unsafe extern "C" fn close_coll(comm: *mut c_void) -> Status {
     guard("closeColl", || {
         // SAFETY: what `connect` gave; NCCL ends it once.
         let comm = unsafe { take::<Arc<Comm>>("closeColl", comm)? };
-        match Arc::try_unwrap(comm) {
-            Ok(comm) => {
-                comm.close();
+        // Two each: a context's own, and its queue pairs'.
+        let contexts = Arc::strong_count(&comm) / 2;
+        match Arc::into_inner(comm) {
+            Some(comm) => {
+                drop(comm);
                 Ok(())
             }
-            Err(comm) => Err(Error::InUse {
+            // Its contexts hold it; with the last of them it ends.
+            None => Err(Error::InUse {
                 object: "the communicator",
-                by: format!("{} context(s)", Arc::strong_count(&comm) / 2),
+                by: format!("{contexts} context(s)"),
                 remedy: "destroy its contexts first",
             }),
         }

@@ -282,7 +282,8 @@ impl Watch {
                 let Some(entry) = lists.peers.get(peer) else {
                     return;
                 };
-                if *reason != Gone::Closed.to_string() && *reason != Gone::ClosedHere.to_string() {
+                let left = matches!(entry.peer.gone(), Some(Gone::Closed | Gone::ClosedHere));
+                if !left {
                     let rank = entry.rank;
                     entry
                         .health

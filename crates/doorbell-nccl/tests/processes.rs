@@ -28,6 +28,7 @@ fn peer_process() {
         "shared" => whole(rank, gather, |r| all_to_all(r, Pages::shared, 50_000)),
         "plain" => whole(rank, gather, |r| all_to_all(r, Pages::new, 20_000)),
         "leave" => leave(rank, gather),
+        "leave late" => leave_late(rank, gather),
         "dies at work" => dies_at_work(rank, gather),
         "late" => late(rank, gather),
         step => dies_between(rank, gather, step.parse().expect("a scene")),
@@ -86,6 +87,35 @@ fn leave(rank: usize, gather: &Arc<Gather>) {
 fn leaving_in_order_is_no_error_for_those_that_stay() {
     for link in ["shm", "roce"] {
         play("leave", 3, 1, &[("DOORBELL_NCCL_LINK", link)]);
+    }
+}
+
+/// A communicator that is closed before its contexts says goodbye with the last of them: that is no death either.
+fn leave_late(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let context = one.create(config(1, 0, 1, 0));
+    gather.barrier(rank);
+    if rank == 1 {
+        let status = common::unsafe_one(common::table().close_coll, one.comm);
+        assert_ne!(status, 0);
+        context.destroy();
+        // Its process ends without another word, when the others have looked.
+        gather.barrier(rank);
+        return;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!context.has_error(), "{:?}", log_lines());
+    gather.barrier(rank);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!context.has_error(), "{:?}", log_lines());
+    context.destroy();
+    one.close();
+}
+
+#[test]
+fn a_communicator_that_is_closed_too_early_says_goodbye_with_its_last_context() {
+    for link in ["shm", "roce"] {
+        play("leave late", 2, 1, &[("DOORBELL_NCCL_LINK", link)]);
     }
 }
 
