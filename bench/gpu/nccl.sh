@@ -95,7 +95,9 @@ for one in $RUNS; do
     case $one in
         self) run self 1 threads CUDA_VISIBLE_DEVICES=0 ;;
         two) run two 2 threads CUDA_VISIBLE_DEVICES=0 ;;
-        handlers) run gpus-record 2 threads DOORBELL_HANDLER=record ;;
+        handlers)
+            run gpus-record 2 threads DOORBELL_HANDLER=record
+            MODE=rates run rates-record 2 processes DOORBELL_HANDLER=record ;;
         signals) run gpu-signals 2 threads DOORBELL_NCCL_SIGNALS=gpu ;;
         gpus)
             [ "$GPUS" -lt 2 ] || run gpus "$GPUS" threads
