@@ -189,6 +189,7 @@ fn verdict(
     let since = match (wait.over, lasted) {
         (true, 0) => ", and gave up at its deadline".to_owned(),
         (true, ns) => format!(", and gave up after {}", span(ns)),
+        (false, 0) => String::new(),
         (false, ns) => format!(", for {}", span(ns)),
     };
     let thread = wait
@@ -469,7 +470,8 @@ fn stage(qp: &QpReport, request: &PendingReport) -> String {
         .next()
         .is_some_and(|h| qp.verdict.contains(h));
     match (same, qp.stuck) {
-        (true, _) => format!("{posted}{}", qp.verdict),
+        (true, _) if posted.is_empty() => qp.verdict.clone(),
+        (true, _) => format!("{}: {}", posted.trim_end_matches(", "), qp.verdict),
         (false, true) => format!("{posted}{how}: {}", qp.verdict),
         (false, false) => format!("{posted}{how}"),
     }

@@ -495,7 +495,9 @@ fn look(device: &Inner, first: &Motion) -> DeviceReport {
             .map(WaitReport::of)
             .chain(device.queue_pairs().iter().filter_map(|qp| {
                 let note = qp.inner.read_note()?;
-                WaitReport::noted(note, now)
+                // A GPU's clock is its own; host threads use one that began with the process.
+                let clock = host.then(doorbell_device::host::clock_ns);
+                WaitReport::noted(note, now, clock)
             }))
             .collect(),
         faults: device.faults().iter().map(ToString::to_string).collect(),

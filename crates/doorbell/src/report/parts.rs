@@ -185,10 +185,13 @@ impl WaitReport {
 }
 
 impl WaitReport {
-    /// From what device code noted, by its own clock, at most a moment before `now_ns`: a wait that lasts is noted again and again.
-    pub(crate) fn noted(note: [u64; 6], now_ns: u64) -> Option<Self> {
+    /// From what device code noted, by its own clock: what that says now, if it can be asked; else the note, which is written again and again
+    /// while a wait lasts, is of `now_ns`.
+    pub(crate) fn noted(note: [u64; 6], now_ns: u64, its_clock: Option<u64>) -> Option<Self> {
         let [kind, at, wanted, have, since, seen] = note;
-        let lasted_ns = seen.saturating_sub(since);
+        let over = kind & WAIT_OVER != 0;
+        let until = its_clock.filter(|_| !over).unwrap_or(seen);
+        let lasted_ns = until.saturating_sub(since);
         Some(Self {
             kind: match kind & 0xff {
                 WAIT_WORD => "word",
@@ -202,7 +205,7 @@ impl WaitReport {
             have,
             since_ns: now_ns.saturating_sub(lasted_ns),
             thread: None,
-            over: kind & WAIT_OVER != 0,
+            over,
             lasted_ns,
             verdict: String::new(),
         })

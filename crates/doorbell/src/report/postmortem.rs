@@ -247,7 +247,7 @@ impl Reader<'_> {
                 .map(WaitReport::of)
                 .chain(record.qps.iter().filter_map(|qp| {
                     let still = qp.still.as_ref()?;
-                    WaitReport::noted(still.note, still.at_ns)
+                    WaitReport::noted(still.note, still.at_ns, None)
                 }))
                 .collect(),
             faults: record.rules.iter().map(ToString::to_string).collect(),
