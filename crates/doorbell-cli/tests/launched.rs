@@ -53,12 +53,12 @@ fn a_failed_check_is_in_both_statuses_and_said_once() {
 #[test]
 fn a_rank_that_never_comes_is_named_after_the_time_out() {
     let args: Vec<_> = QUICK.into_iter().chain(["--timeout", "1"]).collect();
-    for (present, absent) in [(0, 1), (1, 0)] {
-        let job = format!("missing{absent}");
+    for (present, said) in [(0, "rank(s) [1] of 2"), (1, "rank 0 of 2 was not at unix:")] {
+        let job = format!("missing beside {present}");
         let output = rank(present, 2, &job, &args).finish();
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "{out}\n{err}");
-        assert!(err.contains(&format!("rank(s) [{absent}] of 2")), "{err}");
+        assert!(err.contains(said), "{err}");
     }
 }
 

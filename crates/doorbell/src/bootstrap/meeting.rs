@@ -212,16 +212,23 @@ fn enlist(
             match connect_once(place, left) {
                 Ok(stream) => break 'found stream,
                 // Rank 0 may not have started yet, so every failure is worth another attempt.
-                Err(e) => last = Some(e),
+                Err(e) => last = Some((place, e)),
             }
         }
         if Instant::now() >= deadline {
-            tracing::debug!(error = ?last, "bootstrap: last attempt to reach rank 0");
-            return Err(BootstrapError::Missing {
-                what: "join",
-                missing: vec![0],
-                world,
-                after: timeout,
+            return Err(match last {
+                Some((place, source)) => BootstrapError::Unreachable {
+                    place: place.to_string(),
+                    world,
+                    after: timeout,
+                    source,
+                },
+                None => BootstrapError::Missing {
+                    what: "join",
+                    missing: vec![0],
+                    world,
+                    after: timeout,
+                },
             });
         }
         std::thread::sleep(RETRY);

@@ -92,6 +92,18 @@ pub enum BootstrapError {
         /// How long this rank waited.
         after: Duration,
     },
+    /// Rank 0 could not be reached in time.
+    #[error("join: rank 0 of {world} was not at {place} within {after}: {source}; start it, or say where it is", after = crate::connect::brief(*.after))]
+    Unreachable {
+        /// Where it was looked for last.
+        place: String,
+        /// Number of ranks.
+        world: u32,
+        /// How long this rank tried.
+        after: Duration,
+        /// What the system said to the last try.
+        source: io::Error,
+    },
     /// A rank closed its connection or its connection broke.
     #[error("{what}: lost rank {rank}: {reason}")]
     Lost {

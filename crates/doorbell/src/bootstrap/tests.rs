@@ -61,6 +61,20 @@ fn three_ranks_over_tcp_and_one_alone() {
 }
 
 #[test]
+fn who_finds_no_rank_0_says_where_it_looked_and_what_the_system_said() {
+    let soon = Duration::from_millis(50);
+    let tcp = Rendezvous::Tcp("127.0.0.1:1".to_owned());
+    let (_dir, unix) = unix();
+    for (at, parts) in [
+        (tcp, ["tcp:127.0.0.1:1", "refused"]),
+        (unix, ["unix:", "No such file"]),
+    ] {
+        let text = Bootstrap::join(&at, 1, 2, soon).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
 fn missing_ranks_are_named_to_everyone() {
     let (_dir, at) = unix();
     let at1 = at.clone();
