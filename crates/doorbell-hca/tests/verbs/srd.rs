@@ -256,6 +256,28 @@ fn sends_and_immediates_find_receives_in_their_order() {
 }
 
 #[test]
+fn messages_without_bytes_have_none_whatever_was_sent_before() {
+    let mut p = Pair::new(efa(13));
+    let (src, dst) = (p.rig.region(64), p.rig.region(64));
+    src.fill(0, &[9; 64]);
+    for len in [64, 0, 5, 0] {
+        dst.fill(0, &[0; 64]);
+        let number = p.b.post_receive(&[dst.local(0, 64)]);
+        p.run(Wqe::send_imm(src.local(0, len), len).expect("a length"));
+        assert!(p.rig.until(|| p.b.received(number).is_some()));
+        let got = p.b.received(number).expect("just seen");
+        assert_eq!((got.byte_cnt, got.imm), (len, len));
+        let rest = 64 - len as usize;
+        assert_eq!(dst.bytes(len as usize, rest), vec![0; rest]);
+        let number = p.b.post_receive(&[]);
+        let wqe = Wqe::write_imm(p.there(&dst, 0), src.local(0, 0), 3).expect("a length");
+        p.run(wqe);
+        assert!(p.rig.until(|| p.b.received(number).is_some()));
+        assert_eq!(p.b.received(number).expect("just seen").byte_cnt, 0);
+    }
+}
+
+#[test]
 fn a_send_waits_for_its_receive_and_not_for_ever() {
     let mut p = Pair::new(efa(3));
     let (src, dst) = (p.rig.region(64), p.rig.region(64));

@@ -341,7 +341,8 @@ impl EngineQp {
             return Ok(self.hold());
         }
         link.partly = None;
-        if from < total {
+        // Not for an immediate whose bytes have gone; but one without bytes must not find the pieces of the message before.
+        if from < total || total == 0 {
             link.gather(cx.inner, pd, payload, what.need())?;
         }
         let done = match what {
