@@ -55,7 +55,7 @@ pub(crate) enum Ended {
     /// The same, and the other side of the run says so.
     CheckFailedThere,
     /// It ran well, and its capture is not whole.
-    CaptureEnded {
+    CaptureCut {
         lost: u64,
     },
     /// `doctor`'s verdict is its exit status.
@@ -117,7 +117,7 @@ fn status(ended: anyhow::Result<Ended>) -> ExitCode {
             ExitCode::from(3)
         }
         Ok(Ended::CheckFailedThere) => ExitCode::from(3),
-        Ok(Ended::CaptureEnded { lost }) => {
+        Ok(Ended::CaptureCut { lost }) => {
             complain(&format!(
                 "doorbell: the run is well, its capture is not: {} packets are missing at its end",
                 units::grouped(lost)

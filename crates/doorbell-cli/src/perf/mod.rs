@@ -212,7 +212,7 @@ pub(crate) fn captured(device: &doorbell::Device) -> Ended {
     let counters = counters::read::<doorbell::Qp>(device, &[]);
     match counters.get("capture_lost") {
         None | Some(0) => Ended::Well,
-        Some(&lost) => Ended::CaptureEnded { lost },
+        Some(&lost) => Ended::CaptureCut { lost },
     }
 }
 

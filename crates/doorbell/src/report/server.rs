@@ -7,7 +7,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Once, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use doorbell_hca::record::dir::Life;
@@ -53,6 +53,7 @@ pub(crate) fn enter(device: Weak<Inner>) {
         return;
     }
     open.0 = pid;
+    wait_at_exit();
     let listener = match address(pid).and_then(|a| UnixListener::bind_addr(&a)) {
         Ok(listener) => listener,
         Err(e) => return tracing::debug!("no reports to other processes: {e}"),
@@ -70,6 +71,31 @@ pub(crate) fn enter(device: Weak<Inner>) {
     if let Err(e) = thread {
         tracing::debug!("no reports to other processes: {e}");
     }
+}
+
+/// Held while this process is looked at for another. A device that is closed meanwhile is gone only when the look is over, on the thread that
+/// looked.
+static LOOKING: Mutex<()> = Mutex::new(());
+
+/// At its end the process waits for a look at it, so that closing is complete: a trace is written, the flight record removed.
+fn wait_at_exit() {
+    extern "C" fn wait() {
+        const MOST: Duration = Duration::from_secs(1);
+        let until = Instant::now() + MOST;
+        // In a forked child the thread that looks is not there.
+        let ours = OPEN
+            .try_lock()
+            .is_ok_and(|open| open.0 == std::process::id());
+        let looking = || matches!(LOOKING.try_lock(), Err(TryLockError::WouldBlock));
+        while ours && looking() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the function neither unwinds nor uses anything that ends before it.
+        let _ = unsafe { libc::atexit(wait) };
+    });
 }
 
 fn off() -> bool {
@@ -157,9 +183,12 @@ fn answer(stream: &UnixStream) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream.take(LINE)).read_line(&mut line)?;
     // Whatever was asked is answered with what this release has; the name in it says which that is.
-    let report = match line.contains(TRACE) {
-        true => remembered(None),
-        false => own(line.contains(FULL)),
+    let report = {
+        let _looking = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+        match line.contains(TRACE) {
+            true => remembered(None),
+            false => own(line.contains(FULL)),
+        }
     };
     let mut report = serde_json::to_vec(&report)?;
     report.push(b'\n');
