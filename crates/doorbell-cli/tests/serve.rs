@@ -112,8 +112,8 @@ fn who_is_stopped_costs_the_other_its_time_out_and_is_named() {
             server.wait_for("negotiated");
             std::thread::sleep(Duration::from_millis(300));
             let (stopped, survivor) = match stops {
-                "server" => (&server, &mut client),
-                _ => (&client, &mut server),
+                "server" => (&mut server, &mut client),
+                _ => (&mut client, &mut server),
             };
             stopped.signal("-STOP");
             let began = Instant::now();
@@ -123,6 +123,14 @@ fn who_is_stopped_costs_the_other_its_time_out_and_is_named() {
             assert!(
                 said.contains("127.0.0.1:") && said.contains("has been silent for"),
                 "{test}, the {stops} stopped:\n{said}"
+            );
+            // Once it runs again it learns that it was given up, and why: the other side did not die.
+            stopped.signal("-CONT");
+            let (status, said) = stopped.end_within(Duration::from_secs(2) + SLACK);
+            assert_eq!(status.code(), Some(1), "{said}");
+            assert!(
+                said.contains("has been silent for") && !said.contains("died"),
+                "{test}, the {stops} went on:\n{said}"
             );
         }
     }

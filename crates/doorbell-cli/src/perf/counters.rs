@@ -113,9 +113,44 @@ pub(crate) fn line(counters: &Counters) -> Option<String> {
     (!amiss.is_empty()).then(|| amiss.join(", "))
 }
 
+/// What the kernel refused to send and what to do about it, for errors of a link; `None` if it refused nothing.
+pub(crate) fn refused(counters: &Counters) -> Option<String> {
+    let count = |name: &str| counters.get(name).copied().filter(|&n| n > 0);
+    let said = [
+        (
+            "sent_too_long",
+            "longer than the MTU of the way has become: lower --mtu, or raise the interface's",
+        ),
+        (
+            "sent_refused",
+            "by the kernel: look at the route, the link and the firewall",
+        ),
+    ];
+    said.iter().find_map(|(name, why)| {
+        count(name).map(|n| {
+            let n = crate::units::grouped(n);
+            format!("{n} packets were refused here ({name}), {why}")
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_refused_is_said_with_its_remedy() {
+        let of = |name: &str, n| refused(&Counters::from([(name.to_owned(), n)]));
+        assert_eq!(of("sent_too_long", 0), None);
+        assert_eq!(of("icrc_errors", 7), None);
+        let text = of("sent_too_long", 1234).unwrap();
+        assert!(
+            text.starts_with("1,234 packets were refused here (sent_too_long)"),
+            "{text}"
+        );
+        assert!(text.contains("lower --mtu"), "{text}");
+        assert!(of("sent_refused", 1).unwrap().contains("firewall"));
+    }
 
     #[test]
     fn only_what_was_amiss_is_named() {

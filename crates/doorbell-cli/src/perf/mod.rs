@@ -260,11 +260,18 @@ fn measure(context: &mut Context, case: &Case) -> Result<Measured> {
 fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::Error {
     // A queue pair fails before the patience with a silent peer ends; that it is silent is what is behind it.
     let error = match context.partner.as_mut().map(Partner::last_word) {
+        // The error may be that very end, as somebody who waited for an answer found it.
+        Some(Err(_)) if error.is::<pipe::PeerEnd>() => error,
         Some(Err(death)) => error.context(death.to_string()),
         _ if crate::words(&error).contains("TRANSPORT_RETRY") => {
-            match context.partner.as_ref().and_then(Partner::heard) {
-                Some(heard) => error.context(heard),
-                None => error,
+            let heard = context.partner.as_ref().and_then(Partner::heard);
+            let refused = context.benches.of(case).ok().and_then(|bench| {
+                counters::refused(&counters::read::<doorbell::Qp>(&bench.device, &[]))
+            });
+            let known = heard.into_iter().chain(refused).collect::<Vec<_>>();
+            match known.is_empty() {
+                true => error,
+                false => error.context(known.join("; ")),
             }
         }
         _ => error,

@@ -240,6 +240,10 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
         }
     }
     let how = orders.lost();
+    // One that was stopped reads it once it runs again.
+    if let Some(how) = &how {
+        orders.tell(how);
+    }
     Ok(Parting::Lost(
         how.unwrap_or_else(|| "it went without a word".to_owned()),
     ))

@@ -23,6 +23,9 @@ use crate::units::span;
 const GOING: Duration = Duration::from_secs(3);
 const CUT_SHORT: Duration = Duration::from_millis(700);
 
+/// A sign of life that came since then is of now: there are ten a second.
+const NOW: Duration = Duration::from_millis(300);
+
 /// An answer of the peer: what was asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer<T> {
@@ -237,14 +240,19 @@ impl Partner {
 
     /// Who it is and when it was heard of last, for errors of the link to it; nothing of a process that this one started.
     pub(crate) fn heard(&self) -> Option<String> {
-        match &self.wire {
-            Wire::Child(_) => None,
-            Wire::Channel(channel) => Some(format!(
-                "the peer process at {} gave its last sign of life {} ago",
-                channel.peer(),
-                span(channel.silence())
-            )),
-        }
+        let Wire::Channel(channel) = &self.wire else {
+            return None;
+        };
+        let (peer, silence) = (channel.peer(), channel.silence());
+        Some(match silence < NOW {
+            true => format!(
+                "the peer process at {peer} gives signs of life, so only packets do not pass"
+            ),
+            false => format!(
+                "the peer process at {peer} gave its last sign of life {} ago",
+                span(silence)
+            ),
+        })
     }
 
     /// The run cannot go on: the peer is told why, if there is a way to.
@@ -274,18 +282,31 @@ impl Partner {
     }
 }
 
+/// How the peer ended, in the words of a run. Whoever explains an error that is this one adds nothing about the peer.
+#[derive(Debug)]
+pub(crate) struct PeerEnd(String);
+
+impl std::fmt::Display for PeerEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PeerEnd {}
+
 /// The end of a connection, in the words of a run.
 fn ended(error: ConnectError, when: &str) -> anyhow::Error {
-    match error {
+    let words = match error {
         ConnectError::Lost { peer, reason, .. } => {
-            anyhow!("the peer process at {peer} died {when}: {reason}")
+            format!("the peer process at {peer} died {when}: {reason}")
         }
         ConnectError::Ended { peer, reason } => {
-            anyhow!("the peer process at {peer} ended the run: {reason}")
+            format!("the peer process at {peer} ended the run: {reason}")
         }
-        ConnectError::Silent { .. } => anyhow!("the peer process at {error}"),
-        other => other.into(),
-    }
+        ConnectError::Silent { .. } => format!("the peer process at {error}"),
+        other => return other.into(),
+    };
+    PeerEnd(words).into()
 }
 
 impl Wire {
@@ -346,10 +367,14 @@ impl Started {
         loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => {
-                    return anyhow!("the peer process (pid {pid}) died {when}: {status}");
+                    let words = format!("the peer process (pid {pid}) died {when}: {status}");
+                    return PeerEnd(words).into();
                 }
                 Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-                _ => return anyhow!("the peer process (pid {pid}) closed its output {when}"),
+                _ => {
+                    let words = format!("the peer process (pid {pid}) closed its output {when}");
+                    return PeerEnd(words).into();
+                }
             }
         }
     }
