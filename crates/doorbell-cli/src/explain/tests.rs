@@ -36,7 +36,7 @@ fn a_fault_is_played_and_who_notices_it_is_said() {
             &[
                 "Nothing was written: all 64 bytes",
                 "seen by the engine 0, complete 0",
-                "its doorbell was lost on the way",
+                "fault script rule 1 (n=1: drop-doorbell) dropped it",
                 "the first is served as well",
             ][..],
         ),

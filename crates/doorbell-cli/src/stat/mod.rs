@@ -327,9 +327,16 @@ pub(in crate::stat) mod tests {
         let pd = device.pd().unwrap();
         let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
         let mut old = report(1_000_000_000, 0);
-        old.devices.push(device.report(Duration::ZERO));
-        let cores = &old.devices[0].cores;
-        assert!(cores.iter().all(|c| c.cpu_ns.is_some()), "{cores:?}");
+        // A thread that has not begun to run has used no CPU time that could be read.
+        let until = Instant::now() + Duration::from_secs(20);
+        old.devices.push(loop {
+            let report = device.report(Duration::ZERO);
+            if report.cores.iter().all(|c| c.cpu_ns.is_some()) {
+                break report;
+            }
+            assert!(Instant::now() < until, "{:?}", report.cores);
+            std::thread::sleep(Duration::from_millis(1));
+        });
         let mut new = report(2_000_000_000, 0);
         new.devices.push(old.devices[0].clone());
         for (core, ns) in new.devices[0]
