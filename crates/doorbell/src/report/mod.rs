@@ -56,10 +56,10 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     let mut reports = vec![own];
     reports.extend(server::find_others(Some(pid), server::FULL, PATIENCE).0);
     missing::name(&mut reports);
-    let mut lines = Vec::new();
-    for device in &reports[0].devices {
-        lines.extend(device.waits.iter().map(|w| w.verdict.clone()));
-    }
+    let devices = &reports[0].devices;
+    let waits: Vec<_> = devices.iter().flat_map(|d| &d.waits).collect();
+    // A wait that is not shown has said it as well.
+    let mut lines: Vec<_> = waits.iter().map(|w| w.verdict.clone()).collect();
     let stuck = reports[0].devices.iter().filter(|d| d.id == id);
     let mut more = 0;
     for qp in stuck.flat_map(|d| &d.qps).filter(|q| q.stuck) {
@@ -80,6 +80,13 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
             true => lines.push(text),
             false => more += 1,
         }
+    }
+    if waits.len() > MOST_LINES {
+        lines.truncate(MOST_LINES);
+        lines.push(format!(
+            "{} more waits last: `doorbell dump {pid}` shows all",
+            waits.len() - MOST_LINES
+        ));
     }
     if more > 0 {
         lines.push(format!(
