@@ -17,6 +17,7 @@ use crate::lists::{self, List};
 mod fault;
 mod remote;
 pub(crate) use fault::FaultArgs;
+pub(crate) use remote::far_address;
 pub(crate) use remote::{PeerProgram, PingpongArgs, RemoteArgs, ServeArgs};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
@@ -186,7 +187,7 @@ pub(crate) struct PeerArgs {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     /// Give up on anything after this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds)]
     pub(crate) timeout: Duration,
     /// CPU to run on
     #[arg(long, value_name = "CPU")]
@@ -523,7 +524,7 @@ pub(crate) struct PerfArgs {
     pub(crate) iters: Option<u64>,
 
     /// Seconds a case [default: 1]
-    #[arg(long, value_name = "S", value_parser = lists::seconds, help_heading = "Load")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, help_heading = "Load")]
     pub(crate) secs: Option<Duration>,
 
     /// Compare every byte with what was sent, look for lost, doubled and stray ones
@@ -556,7 +557,7 @@ pub(crate) struct PerfArgs {
     pub(crate) handler: Option<Handler>,
 
     /// Give up when nothing happens for this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10", help_heading = "Set-up")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "10", help_heading = "Set-up")]
     pub(crate) timeout: Duration,
 
     /// Where the second process on this host runs its kernels [default: host, or the next CUDA

@@ -31,7 +31,7 @@ pub(crate) struct SweepArgs {
     pub(crate) links: Vec<Link>,
     /// The far side of roce is `doorbell serve` on this host (TCP port 4791 unless given)
     /// [default: a second process here]
-    #[arg(long, value_name = "HOST[:PORT]")]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = crate::args::far_address)]
     pub(crate) connect: Option<String>,
     /// Sizes of `sizes` and `gets`, a list [default: 8:4M; quick: seven of them]
     #[arg(long, value_name = "LIST", value_parser = lists::sizes)]
@@ -43,10 +43,10 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=100))]
     pub(crate) repeat: Option<u32>,
     /// Seconds of a measurement [default: 0.3; quick: 0.1]
-    #[arg(long, value_name = "S", value_parser = lists::seconds)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds)]
     pub(crate) secs: Option<Duration>,
     /// A point fails when nothing happens for this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "5")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "5")]
     pub(crate) timeout: Duration,
     /// Measure nothing: draw the report of this results.json again
     #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "only", "links", "connect", "sizes", "blocks", "repeat", "secs"])]

@@ -62,7 +62,7 @@ pub(crate) struct StatArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) count: Option<u64>,
     /// Seconds between two looks
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "1")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "1")]
     pub(crate) interval: Duration,
     /// Serve metrics over HTTP at this address instead (GET /metrics; port 0 takes a free one)
     #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["count", "interval"])]

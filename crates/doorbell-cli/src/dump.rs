@@ -3,7 +3,6 @@
 //! The process itself is asked, or its flight record read if it cannot answer; see `doorbell::report`. A queue pair that is idle takes a line,
 //! one that is stuck is shown whole. All processes of this host are looked at for what a wait lacks.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -43,7 +42,8 @@ fn trace(whom: Whom, path: &Path) -> Result<Ended> {
         Whom::Process(pid) => Some(pid),
         Whom::All => None,
     })?;
-    let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    let file =
+        doorbell::input::create(path).with_context(|| format!("creating {}", path.display()))?;
     let mut out = io::BufWriter::new(file);
     doorbell::report::trace::write(&reports, &mut out)
         .with_context(|| format!("writing {}", path.display()))?;

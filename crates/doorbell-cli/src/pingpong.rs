@@ -102,7 +102,7 @@ pub(crate) fn run(args: &PingpongArgs) -> Result<Ended> {
                 "waiting on TCP port {} for the other side",
                 listener.port()?
             ))?;
-            let come = listener.accept(args.timeout, &|| {
+            let come = listener.accept(args.timeout, args.wait, &|| {
                 stop.load(std::sync::atomic::Ordering::Relaxed)
             })?;
             let Some(socket) = come else {

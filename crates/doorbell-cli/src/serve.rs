@@ -7,7 +7,7 @@
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use doorbell::Acceptor;
@@ -69,8 +69,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
     };
     let most = if args.once { 1 } else { args.clients };
     let mut number = 0;
+    let mut alone = Instant::now();
     std::thread::scope(|scope| {
         while !stop.load(Ordering::Relaxed) && server.outcome().is_none() {
+            if server.served.load(Ordering::Relaxed) > 0 {
+                alone = Instant::now();
+            }
+            if let Some(wait) = args.wait.filter(|w| alone.elapsed() > *w) {
+                bail!("no client came within {}", crate::units::span(wait));
+            }
             let caller = match acceptor.next(SLICE)? {
                 None => continue,
                 Some(Knock::Stranger(e)) => {
@@ -84,10 +91,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
                 if server.refused.load(Ordering::Relaxed) < REFUSING {
                     server.refused.fetch_add(1, Ordering::Relaxed);
                     scope.spawn(move || {
-                        let clients = if most == 1 { "a client" } else { "clients" };
+                        let clients = match most {
+                            1 => "a client".to_owned(),
+                            n => format!("{n} clients"),
+                        };
                         let text = format!(
-                            "it serves {} {clients} already: come later, or raise its --clients",
-                            most
+                            "it serves {clients} already: come later, or raise its --clients"
                         );
                         caller.refuse(&Refusal::new(RefusalKind::Busy, text));
                         server.refused.fetch_sub(1, Ordering::Relaxed);

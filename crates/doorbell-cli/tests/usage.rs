@@ -276,3 +276,112 @@ fn variables_that_mean_nothing_are_named_once_with_what_they_may_be() {
         "{err}"
     );
 }
+
+/// What cannot go well is said before anything is waited for.
+#[test]
+fn what_cannot_go_well_is_said_at_once_with_what_to_do() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("pipe");
+    let status = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(status.expect("mkfifo").success());
+    let pipe = pipe.to_str().expect("text");
+    let perf = [
+        "perf",
+        "put-bw",
+        "--quick",
+        "--no-baseline",
+        "--timeout",
+        "100",
+    ];
+    for (more, env, status, part) in [
+        (
+            vec!["--link", "roce", "--pcap", pipe],
+            vec![],
+            1,
+            "nobody reads",
+        ),
+        (vec!["--trace", pipe], vec![], 1, "nobody reads"),
+        (vec!["--json", pipe], vec![], 1, "nobody reads"),
+        (
+            vec!["--link", "roce", "--pcap", "/"],
+            vec![],
+            1,
+            "can be written",
+        ),
+        (
+            vec!["--link", "roce", "--connect", "192.0.2.1:0"],
+            vec![],
+            2,
+            "port 0",
+        ),
+        (
+            vec![
+                "--link",
+                "roce",
+                "--connect",
+                "192.0.2.1",
+                "--mem",
+                "gpu",
+                "--initiator",
+                "cpu",
+            ],
+            vec![],
+            2,
+            "--initiator cpu",
+        ),
+        (
+            vec!["--rendezvous", "unix:@x"],
+            vec![],
+            2,
+            "nobody launched",
+        ),
+        (
+            vec!["--link", "roce"],
+            vec![("OMPI_COMM_WORLD_RANK", "x"), ("OMPI_COMM_WORLD_SIZE", "2")],
+            2,
+            "not a number",
+        ),
+    ] {
+        let args: Vec<&str> = perf.into_iter().chain(more).collect();
+        let mut command = common::doorbell(&args);
+        let output = command.envs(env).output().expect("it runs");
+        let (_, err) = common::texts(&output);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {err}");
+        assert!(err.contains(part), "{args:?}: {err}");
+    }
+    for (args, part) in [
+        (
+            vec!["perf", "put-bw", "--timeout", "-1"],
+            "`-1` is not a time",
+        ),
+        (
+            vec!["perf", "put-bw", "--connect", "fe80::1%eth0"],
+            "needs brackets",
+        ),
+        (vec!["pingpong", "-s", "8Q"], "use K, M, G"),
+    ] {
+        let (_, err) = common::texts(&run(&args));
+        assert!(err.contains(part), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn half_of_a_launchers_variables_is_named_and_who_waits_may_have_an_end() {
+    let mut command = common::doorbell(&["perf", "put-bw", "--quick", "--no-baseline"]);
+    let output = command
+        .env("OMPI_COMM_WORLD_RANK", "0")
+        .output()
+        .expect("it runs");
+    let (_, err) = common::texts(&output);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("is set without OMPI_COMM_WORLD_SIZE"), "{err}");
+    for args in [
+        vec!["pingpong", "--wait", "0.2", "--port", "0"],
+        vec!["serve", "--wait", "0.2", "--listen", "127.0.0.1:0"],
+    ] {
+        let output = run(&args);
+        let (_, err) = common::texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {err}");
+        assert!(err.contains("came"), "{args:?}: {err}");
+    }
+}

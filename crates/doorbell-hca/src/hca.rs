@@ -190,7 +190,7 @@ impl Hca {
         let count = config.core_count();
         let (placement, claims) = place::choose(&config);
         let regions = Regions::new(config.log_regions).map_err(|source| HcaError::Os {
-            what: "making the key table",
+            what: "making the key table in shared memory (ulimit -f bounds that too)",
             source,
         })?;
         let caller = config.cores == Cores::CallerDriven;

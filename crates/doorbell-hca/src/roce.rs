@@ -8,6 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 pub use doorbell_port::FaultSpec;
+pub use doorbell_port::output;
 pub use doorbell_port::{Description, PortConfig, PortCounters, PortError, PortKind, within_host};
 pub use doorbell_roce as transport;
 

@@ -19,6 +19,7 @@ mod describe;
 mod error;
 mod eth;
 mod icrc;
+pub mod output;
 mod path;
 mod sys;
 mod udp;

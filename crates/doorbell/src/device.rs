@@ -74,7 +74,7 @@ impl Inner {
             source,
         };
         let reports = report::server::trace_with_peers(self);
-        let file = std::fs::File::create(path).map_err(fails)?;
+        let file = doorbell_hca::roce::output::create(path).map_err(fails)?;
         let mut out = std::io::BufWriter::new(file);
         report::trace::write(&reports, &mut out).map_err(fails)
     }

@@ -13,7 +13,7 @@ use crate::lists;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
-    #[arg(long, value_name = "HOST[:PORT]", value_parser = address, help_heading = "Set-up")]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = far_address, help_heading = "Set-up")]
     pub(crate) connect: Option<String>,
     /// Speak another program's exchange: perftest (ib_write_bw, ib_send_bw), whose client or, without
     /// --connect, server this is then (TCP port 18515)
@@ -65,6 +65,19 @@ fn address(text: &str) -> Result<String, String> {
         Ok(()) => Ok(text.to_owned()),
         Err(ConnectError::Address { remedy, .. }) => Err(remedy),
         Err(other) => Err(other.to_string()),
+    }
+}
+
+/// The same of somebody else, who has no port 0.
+pub(crate) fn far_address(text: &str) -> Result<String, String> {
+    let text = address(text)?;
+    let is_zero = |(host, port): (&str, &str)| {
+        // Of an IPv6 address without brackets it is the last group.
+        (!host.contains(':') || host.ends_with(']')) && port.parse() == Ok(0u16)
+    };
+    match text.rsplit_once(':').is_some_and(is_zero) {
+        true => Err("port 0 is none to connect to: give 1 to 65535".to_owned()),
+        false => Ok(text),
     }
 }
 
@@ -120,8 +133,11 @@ pub(crate) struct ServeArgs {
     /// Clients at a time; others are told to come later
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value = "16")]
     pub(crate) clients: u32,
-    /// Give up on a step of a client after this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "10")]
+    /// Give up when no client comes for this many seconds [default: wait for ever]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds)]
+    pub(crate) wait: Option<Duration>,
+    /// Give up on a step of a client that came after this many seconds
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "10")]
     pub(crate) timeout: Duration,
 }
 
@@ -135,8 +151,8 @@ pub(crate) struct PingpongArgs {
     /// Unreliable Connection: the peer of ibv_uc_pingpong
     #[arg(long)]
     pub(crate) uc: bool,
-    /// Bytes of a message
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 30), default_value = "4096")]
+    /// Bytes of a message; K, M and G are taken
+    #[arg(short, long, value_name = "N", value_parser = size, default_value = "4096")]
     pub(crate) size: u32,
     /// Messages each way
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), default_value = "1000")]
@@ -160,9 +176,20 @@ pub(crate) struct PingpongArgs {
     /// [default: udp, at the address of the TCP connection]
     #[arg(long = "roce", value_name = "PORT", value_parser = roce_port)]
     pub(crate) port_spec: Option<String>,
-    /// Give up on a step after this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "30")]
+    /// Give up when nobody comes for this many seconds [default: wait for ever]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, conflicts_with = "host")]
+    pub(crate) wait: Option<Duration>,
+    /// Give up on a step after this many seconds, once both are there (with HOST: also on reaching it)
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "30")]
     pub(crate) timeout: Duration,
+}
+
+/// A message that a receive takes.
+fn size(text: &str) -> Result<u32, String> {
+    match lists::bytes(text)? {
+        n @ 1..=0x4000_0000 => Ok(n as u32),
+        _ => Err(format!("`{text}` is outside 1 to 1G")),
+    }
 }
 
 fn path_mtu(text: &str) -> Result<u16, String> {

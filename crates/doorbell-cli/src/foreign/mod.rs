@@ -100,7 +100,7 @@ pub(crate) fn explain(code: u64) -> String {
         }
         Some(Failure::TimedOut) => {
             format!(
-                "{text}; look whether the other side is stopped, and whether UDP port {ROCE_PORT} passes both ways"
+                "{text}; look whether the other side is stopped or has ended, whether both were given the same -n and --uc (rc or uc), and whether UDP port {ROCE_PORT} passes both ways"
             )
         }
         _ => text,

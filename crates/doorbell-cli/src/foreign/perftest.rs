@@ -289,7 +289,7 @@ mod tests {
                 let socket = Socket::dial("127.0.0.1", port, patience).unwrap();
                 talk(Talk::new(socket, Role::Client), 4096).unwrap()
             });
-            let socket = listener.accept(patience, &|| false).unwrap().unwrap();
+            let socket = listener.accept(patience, None, &|| false).unwrap().unwrap();
             let (mtu, report) = talk(Talk::new(socket, Role::Server), 1024).unwrap();
             assert_eq!((mtu, report.iters, report.peak), (1024, 5000, 1.5));
             assert_eq!(client.join().unwrap().0, 1024);
@@ -312,7 +312,7 @@ mod tests {
                     // It stays until the other side has read it.
                     let _: Result<[u8; 64]> = socket.read("what comes");
                 });
-                let socket = listener.accept(patience, &|| false).unwrap().unwrap();
+                let socket = listener.accept(patience, None, &|| false).unwrap().unwrap();
                 let error = Talk::new(socket, Role::Server).open(1024).unwrap_err();
                 client.join().unwrap();
                 error

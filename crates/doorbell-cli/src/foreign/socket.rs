@@ -1,7 +1,7 @@
 //! A TCP connection on which every read and write has a deadline, and a listener likewise.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -40,6 +40,7 @@ impl Socket {
 
     fn new(stream: TcpStream, timeout: Duration) -> Result<Self> {
         let peer = stream.peer_addr().context("the connection is gone")?;
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         stream.set_nodelay(true).context("the connection is gone")?;
         Ok(Self {
             stream,
@@ -77,7 +78,7 @@ impl Socket {
         while at < N {
             match self.stream.read(&mut bytes[at..]) {
                 Ok(0) => bail!(
-                    "{} closed the connection instead of sending {what}",
+                    "{} closed the connection instead of sending {what}: what it says there is why (give both sides the same -s, -n, -m and --uc)",
                     self.peer
                 ),
                 Ok(n) => {
@@ -119,7 +120,8 @@ impl Socket {
 }
 
 fn attempt(host: &str, port: u16, until: Instant) -> io::Result<TcpStream> {
-    let mut addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+    let left = until.saturating_duration_since(Instant::now());
+    let mut addresses = doorbell::connect::look_up(&format!("{host}:{port}"), left)?;
     addresses.sort_by_key(std::net::SocketAddr::is_ipv6);
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in addresses {
@@ -161,9 +163,18 @@ impl Listener {
     pub(crate) fn accept(
         &self,
         timeout: Duration,
+        wait: Option<Duration>,
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<Socket>> {
+        let begun = Instant::now();
         while !stop() {
+            if let Some(wait) = wait.filter(|w| begun.elapsed() > *w) {
+                bail!(
+                    "nobody came to TCP port {} within {}",
+                    self.port()?,
+                    span(wait)
+                );
+            }
             match self.0.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false)?;

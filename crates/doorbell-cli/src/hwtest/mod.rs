@@ -44,7 +44,7 @@ pub(crate) struct HwtestArgs {
     #[arg(long)]
     no_perf: bool,
     /// A step fails when nothing happens for this many seconds
-    #[arg(long, value_name = "S", value_parser = lists::seconds, default_value = "30")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "30")]
     timeout: Duration,
 }
 

@@ -82,6 +82,9 @@ impl Context {
 /// Runs all cases.
 pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let machine = Machine::read();
+    // Options that do not go together are said before anybody is dialled.
+    let settings = crate::config::of_perf(args, None).resolve()?;
+    plan::cases(args, &defaults(&settings), 0).map_err(|e| e.context(WrongArguments))?;
     let pins = pins(args)?;
     let foreign = match args.remote.peer {
         Some(PeerProgram::Perftest) => Some(perftest::Peer::find(args)?),

@@ -244,9 +244,9 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
     if let Some(how) = &how {
         orders.tell(how);
     }
-    Ok(Parting::Lost(
-        how.unwrap_or_else(|| "it went without a word".to_owned()),
-    ))
+    Ok(Parting::Lost(how.unwrap_or_else(|| {
+        "it went without a word: a signal ended it (^C), or it was killed".to_owned()
+    })))
 }
 
 fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {

@@ -67,7 +67,7 @@ impl Peer {
                     program(args.test)
                 ));
                 let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
-                let socket = listener.accept(args.timeout, &stop)?;
+                let socket = listener.accept(args.timeout, None, &stop)?;
                 (
                     socket.context("a signal came before the other side did")?,
                     Role::Server,

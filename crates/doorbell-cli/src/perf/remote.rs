@@ -52,7 +52,14 @@ impl Second {
             }
             return Ok(Self::Called(Line::dial(host, args.timeout)?));
         }
-        let launched = Launched::detect(args.remote.rendezvous.as_ref())?;
+        let launched = Launched::detect(args.remote.rendezvous.as_ref())
+            .map_err(|e| anyhow::Error::from(e).context(WrongArguments))?;
+        if launched.is_none() && args.remote.rendezvous.is_some() {
+            let wrong = anyhow::anyhow!(
+                "--rendezvous is where ranks of a launcher meet, and nobody launched this process as one of several: see the variables in roce.md"
+            );
+            return Err(wrong.context(WrongArguments));
+        }
         let Some(launched) = launched else {
             return Ok(match kind {
                 Link::Loopback => Self::None,
@@ -61,7 +68,8 @@ impl Second {
         };
         sense(&launched, kind).map_err(|e| e.context(WrongArguments))?;
         let line = launched
-            .join(args.timeout)?
+            .join(args.timeout)
+            .with_context(|| launched.to_string())?
             .into_line()
             .context("there are not two ranks")?;
         Ok(match launched.rank {

@@ -282,7 +282,9 @@ impl Reporter {
         if to.as_os_str() == "-" {
             crate::out::say(&text)
         } else {
-            std::fs::write(to, text).with_context(|| unwritable(to))
+            doorbell::input::create(to)
+                .and_then(|mut file| file.write_all(text.as_bytes()))
+                .with_context(|| unwritable(to))
         }
     }
 }

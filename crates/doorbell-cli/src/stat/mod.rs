@@ -28,7 +28,6 @@ struct Sums {
     retries: u64,
     errors: u64,
     queue_pairs: u64,
-    stuck: u64,
 }
 
 /// Watches, or serves metrics.
@@ -129,7 +128,7 @@ fn remarks(out: &mut dyn Write, old: &ProcessReport, new: &ProcessReport) -> io:
             writeln!(out, "{:>7}  {line}", "")?;
         }
     }
-    match sums(new).stuck {
+    match stuck(old, new) {
         0 => Ok(()),
         1 => writeln!(
             out,
@@ -142,6 +141,22 @@ fn remarks(out: &mut dyn Write, old: &ProcessReport, new: &ProcessReport) -> io:
             "", new.pid
         ),
     }
+}
+
+/// Queue pairs that were stuck at both looks and have executed nothing in between: one that repeats lost packets stands still for a moment.
+fn stuck(old: &ProcessReport, new: &ProcessReport) -> u64 {
+    let find = |report: &ProcessReport, qpn: u32| {
+        let qps = report.devices.iter().flat_map(|d| &d.qps);
+        let done = |counters: &[(String, u64)]| {
+            counters.iter().find(|(n, _)| n == "wqes").map(|(_, n)| *n)
+        };
+        qps.into_iter()
+            .find(|q| q.qpn == qpn && q.stuck)
+            .map(|q| done(&q.counters))
+    };
+    let now = new.devices.iter().flat_map(|d| &d.qps).filter(|q| q.stuck);
+    now.filter(|q| find(old, q.qpn).is_some_and(|before| Some(before) == find(new, q.qpn)))
+        .count() as u64
 }
 
 /// The row of a process that says nothing, and why.
@@ -254,7 +269,6 @@ fn sums(report: &ProcessReport) -> Sums {
         }
         for qp in &device.qps {
             sums.queue_pairs += 1;
-            sums.stuck += u64::from(qp.stuck);
             sums.wqes += find(&qp.counters, "wqes");
             sums.bytes += find(&qp.counters, "bytes");
             sums.doorbells += find(&qp.counters, "doorbells");
@@ -318,6 +332,27 @@ pub(in crate::stat) mod tests {
     }
 
     #[test]
+    fn a_queue_pair_that_moves_is_not_called_stuck() {
+        let device = doorbell::Device::builder()
+            .gpu(doorbell::GpuSelect::Host)
+            .caller_driven()
+            .open()
+            .unwrap();
+        let pd = device.pd().unwrap();
+        let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
+        let mut old = report(1, 0);
+        old.devices.push(device.report(Duration::ZERO));
+        old.devices[0].qps[0].stuck = true;
+        let mut new = report(2, 0);
+        new.devices.push(old.devices[0].clone());
+        assert_eq!(stuck(&old, &new), 1);
+        for (name, n) in &mut new.devices[0].qps[0].counters {
+            *n += u64::from(name == "wqes");
+        }
+        assert_eq!(stuck(&old, &new), 0);
+    }
+
+    #[test]
     fn latencies_and_engine_threads_are_those_of_the_time_in_between() {
         let device = doorbell::Device::builder()
             .gpu(doorbell::GpuSelect::Host)
@@ -326,6 +361,15 @@ pub(in crate::stat) mod tests {
             .unwrap();
         let pd = device.pd().unwrap();
         let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let begun = || {
+            device
+                .report(Duration::ZERO)
+                .cores
+                .iter()
+                .all(|c| c.cpu_ns.is_some())
+        };
+        while !begun() && Instant::now() < until {}
         let mut old = report(1_000_000_000, 0);
         // A thread that has not begun to run has used no CPU time that could be read.
         let until = Instant::now() + Duration::from_secs(20);

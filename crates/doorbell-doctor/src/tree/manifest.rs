@@ -43,10 +43,10 @@ impl Manifest {
     /// # Errors
     /// [`Error::Cut`], and those of [`Self::parse`].
     pub fn whole(text: &str) -> Result<Self, Error> {
-        let manifest = Self::parse(text)?;
         let last = text.lines().rfind(|line| !line.trim().is_empty());
+        // Before anything else: half a line is no fault of its own.
         match last.is_some_and(|line| line.starts_with(END)) {
-            true => Ok(manifest),
+            true => Self::parse(text),
             false => Err(Error::Cut {
                 mark: "the line `# end of capture`",
             }),
@@ -239,7 +239,8 @@ mod tests {
             Manifest::parse(text).unwrap()
         );
         for at in 0..whole.trim_end().len() {
-            assert!(Manifest::whole(&whole[..at]).is_err(), "cut at {at}");
+            let cut = Manifest::whole(&whole[..at]);
+            assert!(matches!(cut, Err(Error::Cut { .. })), "cut at {at}");
         }
     }
 

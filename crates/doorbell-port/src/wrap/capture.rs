@@ -71,8 +71,12 @@ impl<P: Port> Pcapng<P> {
     /// # Errors
     /// The file cannot be written.
     pub fn create(inner: P, name: &FilePath) -> Result<Self> {
-        let file = File::create(name).map_err(|e| {
-            PortError::system(format!("making the capture file {}", name.display()), e)
+        let file = crate::output::create(name).map_err(|e| {
+            let name = name.display();
+            PortError::system(
+                format!("making the capture file (give one that can be written) {name}"),
+                e,
+            )
         })?;
         let mut this = Self {
             file: Some(file),

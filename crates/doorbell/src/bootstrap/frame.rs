@@ -4,7 +4,7 @@
 //! Everything here has a deadline and checks what arrives before it allocates for it.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{BootstrapError, Rendezvous, Result};
+use crate::connect::look_up;
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
 pub(super) const VERSION: u16 = 2;
@@ -352,6 +353,25 @@ fn abstract_name(path: &Path) -> io::Result<Option<SocketAddr>> {
     }
 }
 
+/// A name that the system does not know, and will not in a moment either.
+#[derive(Debug, thiserror::Error)]
+#[error("its name cannot be looked up: {0}")]
+pub(super) struct Unknown(io::Error);
+
+impl Unknown {
+    fn of(error: io::Error) -> io::Error {
+        match crate::connect::is_temporary(&error) || timed_out(&error) {
+            true => error,
+            false => io::Error::other(Self(error)),
+        }
+    }
+
+    /// Is it why?
+    pub(super) fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|e| e.is::<Self>())
+    }
+}
+
 pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream> {
     match at {
         Rendezvous::Unix(path) => {
@@ -371,7 +391,7 @@ pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream
         }
         Rendezvous::Tcp(addr) => {
             let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-            for addr in addr.to_socket_addrs()? {
+            for addr in look_up(addr, left).map_err(Unknown::of)? {
                 match TcpStream::connect_timeout(&addr, left.max(Duration::from_millis(1))) {
                     Ok(s) => return s.set_nodelay(true).map(|()| Stream::Tcp(s)),
                     Err(e) => last = e,

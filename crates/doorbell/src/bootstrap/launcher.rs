@@ -107,6 +107,9 @@ impl Launched {
             .find_map(|ask| ask(&vars).transpose())
             .transpose()?;
         let Some(told) = told else {
+            for half in halves(&vars) {
+                tracing::warn!("{half}: this process goes on by itself");
+            }
             return Ok(None);
         };
         if told.rank >= told.world {
@@ -208,6 +211,29 @@ impl Vars<'_> {
         job.truncate(MAX_JOB);
         job
     }
+}
+
+/// Variables that are no job by themselves, and what they lack. A rank alone may be by hand, and is in Slurm's batch scripts: it names a process.
+fn halves(vars: &Vars<'_>) -> Vec<String> {
+    const GROUPS: [&[&str]; 3] = [
+        &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+        &["PMI_RANK", "PMI_SIZE"],
+        &["RANK", "WORLD_SIZE", "MASTER_ADDR"],
+    ];
+    let groups = GROUPS.iter().filter_map(|group| {
+        let (set, lacks): (Vec<&str>, Vec<&str>) =
+            group.iter().partition(|name| vars.get(name).is_some());
+        // One of torchrun's three is often set for something else.
+        let enough = set.len() + 1 == group.len();
+        enough.then(|| {
+            format!(
+                "{} is set without {}",
+                set.join(" and "),
+                lacks.join(" and ")
+            )
+        })
+    });
+    groups.collect()
 }
 
 fn by_hand(vars: &Vars<'_>) -> Result<Option<Told>> {
@@ -399,6 +425,27 @@ mod tests {
         more: &[(&'a str, &'a str)],
     ) -> Vec<(&'a str, &'a str)> {
         more.iter().chain(base).copied().collect()
+    }
+
+    #[test]
+    fn half_a_job_is_named() {
+        let halves_of = |set: &[&str]| {
+            halves(&Vars {
+                lookup: &|name| set.contains(&name).then(|| "1".to_owned()),
+                parent: 0,
+            })
+        };
+        assert_eq!(
+            halves_of(&["PMI_SIZE"]),
+            ["PMI_SIZE is set without PMI_RANK"]
+        );
+        assert_eq!(
+            halves_of(&["RANK", "WORLD_SIZE"]),
+            ["RANK and WORLD_SIZE is set without MASTER_ADDR"]
+        );
+        for nothing in [&["RANK"][..], &["DOORBELL_RANK"], &["SLURM_PROCID"], &[]] {
+            assert!(halves_of(nothing).is_empty(), "{nothing:?}");
+        }
     }
 
     #[test]

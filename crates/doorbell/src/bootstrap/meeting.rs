@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Kind, Listener, MAX_FRAME, Stream, connect_once};
+use super::frame::{Frame, Kind, Listener, MAX_FRAME, Stream, Unknown, connect_once};
 use super::{
     Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, expect, fail_all, with_context,
 };
@@ -211,6 +211,14 @@ fn enlist(
             let left = deadline.saturating_duration_since(Instant::now());
             match connect_once(place, left) {
                 Ok(stream) => break 'found stream,
+                // No time will mend that.
+                Err(source) if Unknown::is(&source) && at.len() == 1 => {
+                    return Err(BootstrapError::Open {
+                        rank,
+                        address: place.to_string(),
+                        source,
+                    });
+                }
                 // Rank 0 may not have started yet, so every failure is worth another attempt.
                 Err(e) => last = Some((place, e)),
             }

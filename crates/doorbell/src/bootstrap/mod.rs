@@ -70,7 +70,7 @@ pub enum BootstrapError {
     },
     /// The socket could not be opened.
     #[error(
-        "rank {rank} cannot open {address}: {source}; check that the address is free, permitted, and of rank 0's host; another one goes into DOORBELL_RENDEZVOUS=tcp:HOST:PORT"
+        "rank {rank} cannot open {address}: {source}; check that the address is free, permitted, and of rank 0's host (MASTER_ADDR under torchrun); another one goes into DOORBELL_RENDEZVOUS=tcp:HOST:PORT"
     )]
     Open {
         /// This process's rank.

@@ -1,6 +1,8 @@
 //! What `--connect`, `--listen` and `--port` take, read before anything is opened.
 
-use std::net::Ipv6Addr;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use super::Connected;
 use super::error::ConnectError;
@@ -77,6 +79,13 @@ pub(super) fn with_port(text: &str) -> Connected<String> {
             Some(digits) => port(digits).map(|_| text.to_owned()),
         };
     }
+    if let Some((v6, _)) = text.split_once('%')
+        && is_v6(v6)
+    {
+        return Err(wrong(format!(
+            "an IPv6 address with a zone needs brackets: give [{text}]; RoCE itself needs an address without one"
+        )));
+    }
     if text.chars().any(|c| c.is_whitespace() || c == '/') {
         return Err(usual());
     }
@@ -87,6 +96,43 @@ pub(super) fn with_port(text: &str) -> Connected<String> {
         Some((_, digits)) if !digits.contains(':') => port(digits).map(|_| text.to_owned()),
         Some(_) => Err(wrong(
             "an IPv6 address with a port needs brackets: give [IPV6]:PORT".to_owned(),
+        )),
+    }
+}
+
+/// The addresses of `HOST:PORT` or `[IPV6]:PORT`, asked of the system for no longer than `left`: a resolver that does not answer takes its own time.
+///
+/// # Errors
+/// What the system says of the name, or that it said nothing in time.
+pub fn look_up(address: &str, left: Duration) -> io::Result<Vec<SocketAddr>> {
+    let (host, port) = address
+        .rsplit_once(':')
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let port: u16 = port
+        .parse()
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "it has no port"))?;
+    // The system takes a zone, and no brackets.
+    let host = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_owned();
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (send, found) = std::sync::mpsc::channel();
+    let name = host.clone();
+    std::thread::Builder::new()
+        .name("doorbell-lookup".to_owned())
+        .spawn(move || {
+            let all = (name.as_str(), port).to_socket_addrs();
+            // Nobody may be waiting any more.
+            let _ = send.send(all.map(Iterator::collect));
+        })?;
+    match found.recv_timeout(left) {
+        Ok(found) => found,
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("the system did not look up {host:?} in time"),
         )),
     }
 }
@@ -113,6 +159,18 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_found_without_asking_and_names_in_time() {
+        let long = Duration::from_secs(30);
+        for (text, wanted) in [("192.0.2.1:7", "192.0.2.1:7"), ("[::1]:7", "[::1]:7")] {
+            assert_eq!(look_up(text, long).unwrap(), [wanted.parse().unwrap()]);
+        }
+        assert!(!look_up("localhost:7", long).unwrap().is_empty());
+        let error = look_up("nosuch.invalid:7", Duration::ZERO).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(look_up("nosuch.invalid", long).is_err());
+    }
+
+    #[test]
     fn what_is_none_is_refused_with_what_to_write() {
         for (text, part) in [
             ("", "HOST:PORT"),
@@ -122,6 +180,7 @@ mod tests {
             ("::1:4791", "[::1]:4791"),
             ("fe80::1:2", "[fe80::1]:2 or [fe80::1:2]"),
             ("a:b:c", "brackets"),
+            ("fe80::1%eth0", "give [fe80::1%eth0]"),
             ("[::1", "HOST:PORT"),
             ("[::1]x", "HOST:PORT"),
             ("[::1]:", "1 to 65535"),

@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvFlags, recv, sockopt};
 
-use super::address::with_port;
+use super::address::{look_up, with_port};
 use super::channel::Channel;
 use super::error::{ConnectError, Refusal, RefusalKind};
 use super::frame::{Framed, HEADER, Head, Kind, MAX_GREETING};
@@ -300,7 +300,7 @@ enum Attempt {
 
 fn attempt(address: &str, left: Duration) -> Result<TcpStream, Attempt> {
     let mut last = None;
-    for address in address.to_socket_addrs().map_err(Attempt::Lookup)? {
+    for address in look_up(address, left).map_err(Attempt::Lookup)? {
         match TcpStream::connect_timeout(&address, left.max(Duration::from_millis(1))) {
             Ok(stream) => return Ok(stream),
             Err(e) => last = Some(e),
@@ -316,7 +316,7 @@ fn attempt(address: &str, left: Duration) -> Result<TcpStream, Attempt> {
 }
 
 /// Whether a name that could not be looked up may be found later: the resolver's code for that is in its words only (glibc, musl).
-fn is_temporary(e: &io::Error) -> bool {
+pub(crate) fn is_temporary(e: &io::Error) -> bool {
     let text = e.to_string();
     text.contains("Temporary failure") || text.contains("Try again")
 }

@@ -25,7 +25,7 @@ mod tests;
 
 pub use accept::{Acceptor, Knock};
 pub use address::{
-    DEFAULT_PORT, check_address, check_roce_faults, check_roce_port, check_verbs_port,
+    DEFAULT_PORT, check_address, check_roce_faults, check_roce_port, check_verbs_port, look_up,
 };
 pub use channel::Channel;
 pub(crate) use error::brief;
@@ -33,6 +33,7 @@ pub use error::{ConnectError, Refusal, RefusalKind};
 pub use frame::{MAX_MESSAGE, VERSION};
 pub(crate) use greeting::OFFER;
 pub use greeting::{Agreed, Greeting, Introduction, Offer, PATH_MTUS, gid_of_ip, ip_of_gid};
+pub(crate) use line::is_temporary;
 pub use line::{Caller, Line};
 
 pub use doorbell_hca::verbs::VerbsEnd;
