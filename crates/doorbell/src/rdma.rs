@@ -22,13 +22,13 @@ pub struct RdmaPort {
     pub state: &'static str,
     /// It may be used now.
     pub active: bool,
-    /// `Ethernet` or `InfiniBand`.
+    /// `Ethernet`, `InfiniBand` or `EFA`.
     pub link_layer: &'static str,
     /// Bytes of the path MTU that goes now.
     pub mtu: u16,
-    /// Bytes of the longest message.
+    /// Bytes of the longest message; of an EFA, of the longest remote read or write.
     pub max_message: u32,
-    /// It has atomics of 8 bytes.
+    /// Atomics of 8 bytes work over it: the device's, or over an EFA the engines'.
     pub atomics: bool,
     /// The address that would be used: index, GID, kind.
     pub gid: Option<(u8, String, &'static str)>,
@@ -48,6 +48,8 @@ pub fn rdma_ports() -> Result<(Vec<RdmaPort>, Vec<(String, String)>)> {
     for device in library.devices().map_err(HcaError::from)? {
         let found = Context::open(&library, &device.name).and_then(|context| {
             let attributes = context.attributes()?;
+            // Without its library an EFA device is listed all the same; opening it says what is missing.
+            let efa = context.efa().ok().flatten();
             for port in 1..=attributes.ports {
                 let attr = context.port(port)?;
                 let gid = context.choose_gid(port, None, None).ok();
@@ -59,13 +61,14 @@ pub fn rdma_ports() -> Result<(Vec<RdmaPort>, Vec<(String, String)>)> {
                     vendor: (attributes.vendor, attributes.part),
                     state: attr.state_word(),
                     active: attr.state == abi::port_state::ACTIVE,
-                    link_layer: match attr.is_ethernet() {
-                        true => "Ethernet",
-                        false => "InfiniBand",
+                    link_layer: match (&efa, attr.is_ethernet()) {
+                        (Some(_), _) => "EFA",
+                        (None, true) => "Ethernet",
+                        (None, false) => "InfiniBand",
                     },
                     mtu: attr.mtu,
-                    max_message: attr.max_message,
-                    atomics: attributes.atomics,
+                    max_message: efa.map_or(attr.max_message, |e| e.max_rdma),
+                    atomics: attributes.atomics || efa.is_some(),
                     gid: gid.map(|g| {
                         let kind = match g.kind {
                             GidKind::Infiniband => "InfiniBand",

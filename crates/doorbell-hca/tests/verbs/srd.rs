@@ -279,7 +279,8 @@ fn messages_without_bytes_have_none_whatever_was_sent_before() {
 
 #[test]
 fn a_send_waits_for_its_receive_and_not_for_ever() {
-    let mut p = Pair::new(efa(3));
+    let change = |c: &mut VerbsConfig| c.silence = Duration::from_millis(500);
+    let mut p = Pair::with(efa(3), Options::default(), change);
     let (src, dst) = (p.rig.region(64), p.rig.region(64));
     let at = p.a.go(Wqe::send(src.local(0, 4)).expect("a length"));
     poll_some(&p.rig);

@@ -239,7 +239,7 @@ impl EngineQp {
             return 0;
         }
         // An engine that is alive answers when it gives up waiting for a receive, at the latest.
-        let limit = limit + 2 * inner.config.rnr_limit;
+        let limit = 2 * limit;
         if link.heard.1.elapsed() < limit {
             return 0;
         }

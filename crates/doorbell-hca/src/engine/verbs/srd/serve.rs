@@ -117,7 +117,8 @@ impl EngineQp {
             match did {
                 Did::Later => {
                     let since = *serve.dry.get_or_insert_with(Instant::now);
-                    if since.elapsed() < inner.config.rnr_limit {
+                    // As patient as the devices of the other verbs links, but not for ever.
+                    if since.elapsed() < nic.port.config().silence {
                         break;
                     }
                     serve.failed = refused(Fault::NoReceive);
