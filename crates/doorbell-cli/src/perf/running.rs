@@ -370,7 +370,7 @@ pub(crate) fn explain(code: u64) -> String {
                     text.push_str(&format!("; vendor syndrome {}", Vendor(vendor)));
                 }
                 if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY {
-                    text.push_str("; look whether the peer runs, and whether UDP passes both ways in packets of that size");
+                    text.push_str("; look whether the peer runs and gets CPU time, and whether UDP passes both ways in packets of that size");
                 }
                 text
             }
