@@ -7,13 +7,15 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::hint::black_box;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::Block;
 use doorbell_device::layout::{CqKind, NicHandler};
+use doorbell_hca::dma::{Dma, DmaOp};
 use doorbell_hca::{
     Access, Addressing, Cores, CqConfig, Destination, DoorbellWord, Driver, Hca, HcaConfig, HcaQp,
     Memory, Mr, MrConfig, OnError, QpConfig, Shared, record::Recording,
@@ -34,6 +36,24 @@ struct Qp {
     bell: Shared<u64>,
     depth: u64,
     pi: u64,
+}
+
+impl Qp {
+    /// Writes a WQE of one slot.
+    fn write(&self, at: u64, wqe: &Wqe) {
+        for (j, chunk) in wqe
+            .emit(at as u16, self._qp.qpn())
+            .iter()
+            .take(4)
+            .enumerate()
+        {
+            let word = ((at & (self.depth - 1)) * 8) as usize + 2 * j;
+            self.ring.word(word).store(chunk.0[0], Ordering::Relaxed);
+            self.ring
+                .word(word + 1)
+                .store(chunk.0[1], Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -110,7 +130,6 @@ impl Bench {
 
     /// Fills the whole ring for the lap that begins at `qp.pi`.
     fn build(&self, qp: &mut Qp, op: Op, src: &Mr, dst: &Mr, window: u64, every: u64) {
-        let qpn = qp._qp.qpn();
         for i in 0..qp.depth {
             let at = qp.pi + i;
             let (remote, len) = match op {
@@ -136,11 +155,7 @@ impl Bench {
                 Op::Nop => Ok(Wqe::nop()),
             };
             let wqe = wqe.expect("valid").signalled(at % every == every - 1);
-            for (j, chunk) in wqe.emit(at as u16, qpn).iter().take(4).enumerate() {
-                let word = ((at & (qp.depth - 1)) * 8) as usize + 2 * j;
-                qp.ring.word(word).store(chunk.0[0], Ordering::Relaxed);
-                qp.ring.word(word + 1).store(chunk.0[1], Ordering::Relaxed);
-            }
+            qp.write(at, &wqe);
         }
     }
 
@@ -187,6 +202,112 @@ impl Bench {
         }
         best
     }
+}
+
+/// A copy engine of GPUs that copies nothing; a batch ends when it has been looked at so often that others have gathered behind it.
+struct Gpu {
+    device: u64,
+    under_way: Mutex<VecDeque<(u64, u32)>>,
+    next: AtomicU64,
+    copies: AtomicU64,
+}
+
+impl Dma for Gpu {
+    fn submit(&self, ops: &[DmaOp], _: &[usize]) -> Result<u64, String> {
+        self.copies.fetch_add(ops.len() as u64, Ordering::Relaxed);
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut under_way = self.under_way.lock().map_err(|e| e.to_string())?;
+        under_way.push_back((ticket, 8));
+        Ok(ticket)
+    }
+
+    fn poll(&self, _: u64) -> Result<bool, String> {
+        let mut under_way = self.under_way.lock().map_err(|e| e.to_string())?;
+        match under_way.front_mut() {
+            Some((_, 0)) => Ok(under_way.pop_front().is_some()),
+            Some((_, left)) => {
+                *left -= 1;
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    fn device(&self) -> Option<u64> {
+        Some(self.device)
+    }
+
+    fn reaches_device(&self, _: &dyn Dma) -> bool {
+        true
+    }
+}
+
+/// Puts of 8 bytes from GPU to GPU with a signal each: nanoseconds a put with its signal, and copies a batch. The copy engine costs nothing here.
+fn gpu_signals(bench: &Bench, log_depth: u8) -> (f64, f64) {
+    let window = 4096usize;
+    let gpu = |device| {
+        let under_way = Mutex::default();
+        let (next, copies) = (AtomicU64::new(1), AtomicU64::new(0));
+        Arc::new(Gpu {
+            device,
+            under_way,
+            next,
+            copies,
+        })
+    };
+    let near = gpu(1);
+    let region = |dma: Arc<dyn Dma>, addr| {
+        let memory = Memory::Device {
+            addr,
+            len: window,
+            dma,
+            keep: Arc::new(()),
+        };
+        let config = MrConfig {
+            memory,
+            access: Access::ALL,
+            addressing: Addressing::Zero,
+            pd: bench.pd,
+        };
+        // SAFETY: nothing is ever copied.
+        unsafe { bench.hca.register(config) }.expect("register")
+    };
+    let src = region(near.clone(), 1 << 40);
+    let dst = region(gpu(2), 2 << 40);
+    let (signal, _words) = bench.mr(64);
+    let mut qp = bench.qp(log_depth, CqKind::PerSlot);
+    let mut best = f64::INFINITY;
+    for lap in 0..(bench.count / qp.depth).max(3) {
+        for i in 0..qp.depth {
+            let at = qp.pi + i;
+            let addr = at / 2 * 8 % window as u64;
+            let there = Remote {
+                addr,
+                key: dst.key(),
+            };
+            let word = Remote {
+                addr: 0,
+                key: signal.key(),
+            };
+            let local = |key, addr| Local { addr, key, len: 8 };
+            let wqe = match at % 2 {
+                0 => Wqe::write(there, local(src.key(), addr)),
+                _ => Wqe::fetch_add(word, local(signal.key(), 8), 1),
+            };
+            let wqe = wqe.expect("valid").signalled(true);
+            qp.write(at, &wqe);
+        }
+        let time = bench.measured_lap(&mut qp, 64.min(1 << log_depth), CqKind::PerSlot);
+        if lap > 0 {
+            best = best.min(time.as_nanos() as f64 / (qp.depth / 2) as f64);
+        }
+    }
+    let (copies, batches) = (&near.copies, near.next.load(Ordering::Relaxed) - 1);
+    (best, copies.load(Ordering::Relaxed) as f64 / batches as f64)
 }
 
 /// An engine whose recorder is on and one whose recorder is off, lap about: nanoseconds per WQE of each, and the median of the laps' ratios.
@@ -407,6 +528,14 @@ fn main() {
         "put 8 and signal alternating, batch 1024".into(),
         &|| bench.run(Op::PutSignal, llc, 1024, Collapsed, 64),
     );
+    if only.as_deref().is_none_or(|o| o == "gpusignal") {
+        for log_depth in [8, 10] {
+            let (ns, each) = gpu_signals(&bench, log_depth);
+            let what = format!("put 8 GPU to GPU and signal, {} slots", 1 << log_depth);
+            let rate = 1e3 / ns;
+            println!("{what:<44} {ns:>9.2} {rate:>11.1}   the pair; {each:.0} copies a batch");
+        }
+    }
     show("nop", "NOP, batch 1024".into(), &|| {
         bench.run(Op::Nop, llc, 1024, Collapsed, 64)
     });

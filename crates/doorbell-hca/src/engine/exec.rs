@@ -327,6 +327,7 @@ impl EngineQp {
         };
         // Every piece is checked before the first byte moves.
         let mut all_host = !matches!(there, Some(Place::Device { .. }));
+        let mut lone = None;
         for piece in local.pieces() {
             // Nor does a piece of no bytes.
             if let Piece::Local(l) = piece
@@ -334,10 +335,15 @@ impl EngineQp {
             {
                 let here = self.locate(cx, near, l.key, l.addr, u64::from(l.len))?;
                 all_host &= matches!(here, Place::Host(_));
+                lone = Some(here);
             }
         }
         if !all_host {
-            let issued = self.issue(cx, ctrl, remote, local, imm, read)?;
+            let lone = match (there, lone, &local) {
+                (Some(there), Some(here), Payload::Local(_)) => Some((there, here)),
+                _ => None,
+            };
+            let issued = self.issue(cx, ctrl, remote, local, imm, read, lone)?;
             return Ok(self.issued_or_parked(issued));
         }
         if self.wait_for_copies() {

@@ -39,6 +39,8 @@ struct Issued {
 #[derive(Debug, Default)]
 pub(super) struct CopyQueue {
     issued: VecDeque<Issued>,
+    /// So many of the first have their results.
+    ended: usize,
 }
 
 impl CopyQueue {
@@ -59,14 +61,22 @@ impl CopyQueue {
 
     /// The copy of the WQE at `at` ended. Copies of one QP end in order, so it is the first without a result.
     pub(super) fn finished(&mut self, at: u64, result: Result<(), Fault>) {
-        if let Some(issued) = self.issued.iter_mut().find(|i| i.result.is_none()) {
-            debug_assert_eq!(issued.at, at);
+        if let Some(issued) = self.issued.get_mut(self.ended) {
+            debug_assert!(issued.at == at && issued.result.is_none());
             issued.result = Some(result);
+            self.ended += 1;
         }
+    }
+
+    /// The oldest, which has a result, is complete.
+    fn completed(&mut self) {
+        self.issued.pop_front();
+        self.ended -= 1;
     }
 
     pub(super) fn clear(&mut self) {
         self.issued.clear();
+        self.ended = 0;
     }
 }
 
@@ -83,7 +93,7 @@ impl EngineQp {
             };
             match delivered {
                 Ok(Ok(())) => {
-                    self.cold.copies.issued.pop_front();
+                    self.cold.copies.completed();
                     let sop = self.cq.sop(issued.ctrl.opcode);
                     self.complete(issued.at, sop, issued.ctrl.signalled(), issued.byte_cnt);
                     self.cold.shared.counters.copies.add(1);
@@ -105,7 +115,9 @@ impl EngineQp {
         if any { Step::Done } else { Step::Parked }
     }
 
-    /// Hands a transfer to or from device memory to the core's copy pipeline; every range has been checked.
+    /// Hands a transfer to or from device memory to the core's copy pipeline; every range has been checked. `lone`: it is one piece, with its places at
+    /// the target and here.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
     pub(super) fn issue(
         &mut self,
         cx: &mut Cx<'_>,
@@ -114,6 +126,7 @@ impl EngineQp {
         local: Payload<'_>,
         imm: Option<u32>,
         read: bool,
+        lone: Option<(Place, Place)>,
     ) -> Result<bool, Fault> {
         if !self.may_issue(ctrl) {
             return Ok(false);
@@ -123,6 +136,19 @@ impl EngineQp {
         } else {
             (Use::Source, Use::Write)
         };
+        if let Some((there, here)) = lone {
+            let len = local.len();
+            let (src, dst) = match read {
+                false => (here, there),
+                true => (there, here),
+            };
+            let src = Source::Place(src);
+            // Where writes keep their order each of them is as a signal is: after everything before it.
+            let signal = imm.is_some() || (!read && self.resolve(cx, far, remote.key)?.ordered);
+            let pieces = Pieces::One(Piece { src, dst, len });
+            self.start(cx, ctrl, Work::Copy { pieces, signal }, len as u32, imm);
+            return Ok(true);
+        }
         let mut pieces = Vec::new();
         let mut inline = false;
         let mut offset = 0u64;
@@ -151,7 +177,6 @@ impl EngineQp {
             1 => pieces.pop().map_or(Pieces::Many(Vec::new()), Pieces::One),
             _ => Pieces::Many(pieces),
         };
-        // Where writes keep their order each of them is as a signal is: after everything before it.
         let signal = inline
             || imm.is_some()
             || (!read && offset > 0 && self.resolve(cx, far, remote.key)?.ordered);
