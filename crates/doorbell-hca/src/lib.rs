@@ -28,6 +28,7 @@ pub mod mem;
 mod patience;
 mod place;
 pub mod qp;
+mod queues;
 mod raw;
 pub mod record;
 pub mod roce;

@@ -18,7 +18,7 @@ pub struct VerbsConfig {
     pub ip: Option<IpAddr>,
     /// Use `ibv_wr_*` where the device has them.
     pub calls: bool,
-    /// Over SRD: only inline WRITEs wait for those before them, not all that are as short ([`Access::ORDERED`] means nothing then).
+    /// Over SRD: only inline WRITEs wait for those before them, not all that are as short ([`Access::ORDERED`](crate::Access::ORDERED) means nothing then).
     pub relaxed: bool,
     /// A queue pair whose completions stay away for so long is looked at.
     pub silence: Duration,
