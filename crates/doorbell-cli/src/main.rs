@@ -81,11 +81,15 @@ fn main() -> ExitCode {
         .is_some_and(|word| word == "peer")
     {
         let args = args::PeerArgs::parse_from(std::env::args_os().skip(1));
-        log();
+        log("warn");
         return status(perf::peer::serve(&args).map(|()| Ended::Well));
     }
     let cli = Cli::parse();
-    log();
+    // What an explanation provokes is on its page.
+    log(match &cli.command {
+        Command::Explain(_) => "error",
+        _ => "warn",
+    });
     status(run(&cli.command))
 }
 
@@ -166,15 +170,15 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     text
 }
 
-/// Warnings go to standard error; `DOORBELL_LOG` asks for more.
-fn log() {
+/// Warnings, or whatever is `usual`, go to standard error; `DOORBELL_LOG` asks for more.
+fn log(usual: &str) {
     let asked = std::env::var_os("DOORBELL_LOG").unwrap_or_default();
-    let filter = filter(&asked.to_string_lossy()).unwrap_or_else(|why| {
+    let filter = filter(&asked.to_string_lossy(), usual).unwrap_or_else(|why| {
         complain(&format!(
-            "doorbell: DOORBELL_LOG={}: {why}: give off, error, warn, info, debug or trace, or a list such as doorbell_hca=debug,warn; it is taken as warn",
+            "doorbell: DOORBELL_LOG={}: {why}: give off, error, warn, info, debug or trace, or a list such as doorbell_hca=debug,warn; it is taken as {usual}",
             asked.display()
         ));
-        EnvFilter::new("warn")
+        EnvFilter::new(usual)
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -187,10 +191,10 @@ fn log() {
 
 /// What `DOORBELL_LOG` asks for. A word alone that is no level would be the name of a crate, all of which is shown and nothing else: so every
 /// spelling mistake is one.
-fn filter(text: &str) -> Result<EnvFilter, String> {
+fn filter(text: &str, usual: &str) -> Result<EnvFilter, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     if text.trim().is_empty() {
-        return Ok(EnvFilter::new("warn"));
+        return Ok(EnvFilter::new(usual));
     }
     for part in text.split(',').map(str::trim) {
         let name = part.split(['=', '[']).next().unwrap_or(part);
@@ -215,10 +219,10 @@ mod tests {
             "doorbell_hca=debug,warn",
             "doorbell_port",
         ] {
-            assert!(filter(good).is_ok(), "{good}");
+            assert!(filter(good, "warn").is_ok(), "{good}");
         }
         for bad in ["garbage", "info,debgu", "doorbell=loud", "7x"] {
-            assert!(filter(bad).is_err(), "{bad}");
+            assert!(filter(bad, "warn").is_err(), "{bad}");
         }
     }
 

@@ -261,7 +261,7 @@ fn a_reader_that_goes_away_changes_no_status() {
 
 #[test]
 fn variables_that_mean_nothing_are_named_once_with_what_they_may_be() {
-    let mut command = common::doorbell(&["explain", "put"]);
+    let mut command = common::doorbell(&["perf", "put-bw", "--quick", "--no-baseline"]);
     command
         .env("DOORBELL_LOG", "garbage")
         .env("DOORBELL_REPORT", "maybe");
