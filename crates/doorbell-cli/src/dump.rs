@@ -270,6 +270,8 @@ fn queue_pair(
     let (plain, colour) = match (qp.stuck, qp.moving) {
         (true, _) => ("STUCK", "1;31"),
         (_, true) => ("moving", "32"),
+        // Of a process that was stopped or killed at work nobody can say more.
+        _ if qp.has_work() => ("unfinished", "33"),
         _ => ("idle", "2"),
     };
     let word = match styled {

@@ -476,7 +476,7 @@ const ROWS: &[Row] = &[
         &[
             "for receive 1 of QP",
             "no message has come for it, 1 have for those before: the missing message was not sent: process",
-            "has posted none that would be its WQE 1, after 1 that are complete",
+            ", has not posted it (its next is WQE 1)",
         ],
     ),
 ];
@@ -503,6 +503,15 @@ fn explained(row: &Row) {
     all.push(("killed", said));
     for (reader, said) in &all {
         for part in row.says {
+            // What goes on is over when its process is.
+            let part = match *reader == "killed" {
+                true => &*part
+                    .replace("is stalled", "was stalled")
+                    .replace("stalls it", "stalled it")
+                    .replace("keeps it", "kept it")
+                    .replace("loses every", "lost every"),
+                false => part,
+            };
             assert!(
                 said.contains(part),
                 "{}, {}, {reader}: {part:?} is not in\n{said}\nall: {all:#?}",
@@ -619,7 +628,7 @@ fn what_another_process_did_not_do_is_named() {
     let who = format!("process {}", player.pid());
     let missing =
         "no message has come for it, 0 have for those before: the missing message was not sent: ";
-    let next = "has posted none that would be its WQE 8, after 8 that are complete";
+    let next = ", has not posted it (its next is WQE 8)";
     let (_, live) = read(mate.pid());
     for said in [own, live] {
         assert!(said.contains(&format!("{missing}{who}, QP ")), "{said}");

@@ -320,10 +320,11 @@ pub(crate) fn first_failure<'q>(
             text.push_str(&format!("; the engine says: {fault}"));
         }
     }
-    text.push_str(&format!(
-        "; it had posted {} and seen {} complete",
-        status.posted, status.completed
-    ));
+    text.push_str(&format!("; it had posted {}", status.posted));
+    // Kernels that keep many requests under way count what is complete at their end alone.
+    if status.completed != 0 {
+        text.push_str(&format!(" and seen {} complete", status.completed));
+    }
     if matches!(
         failure,
         Some(Failure::TimedOut | Failure::NoSpace | Failure::Stuck)
@@ -378,5 +379,33 @@ pub(crate) fn explain(code: u64) -> String {
             _ => error.to_string(),
         },
         None => "no error".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number that a kernel does not keep is not told as if it were known.
+    #[test]
+    fn what_is_not_counted_is_not_said() {
+        let failed = |completed| Status {
+            error: doorbell_device::Error::TIMED_OUT.code(),
+            posted: 1324,
+            completed,
+            ns: 0,
+        };
+        let say = |completed| {
+            let statuses = [failed(completed)];
+            let error = first_failure(&statuses, |_| None).expect_err("it has failed");
+            error.to_string()
+        };
+        let text = say(0);
+        assert!(text.ends_with("; it had posted 1324"), "{text}");
+        let text = say(1300);
+        assert!(
+            text.ends_with("posted 1324 and seen 1300 complete"),
+            "{text}"
+        );
     }
 }

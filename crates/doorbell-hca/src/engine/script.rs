@@ -147,9 +147,9 @@ impl EngineQp {
                 seen = at - pi;
                 // Each announcement is lost once: the next doorbell announces the same slots again.
                 first.next = run.rule(rule).next(pi + n).unwrap_or(NEVER);
-                let slots = match pi + n - at {
-                    1 => format!("slot {at} is"),
-                    _ => format!("slots {at} to {} are", pi + n - 1),
+                let (slots, them) = match pi + n - at {
+                    1 => (format!("slot {at} is"), "it"),
+                    _ => (format!("slots {at} to {} are", pi + n - 1), "them"),
                 };
                 let note = match run.rule(rule).action {
                     Action::DelayDoorbell(by) => {
@@ -157,9 +157,11 @@ impl EngineQp {
                             due: run.later(Some(by)),
                         });
                         run.cores[core].held.fetch_add(1, Ordering::Relaxed);
-                        format!("{slots} not seen for {by:?}")
+                        format!(
+                            "{slots} not seen for {by:?}, unless a later doorbell covers {them}"
+                        )
                     }
-                    _ => format!("{slots} not seen"),
+                    _ => format!("{slots} not seen, unless a later doorbell covers {them}"),
                 };
                 run.fired(rule, At::wqe(core, qpn, at), note);
                 self.tape

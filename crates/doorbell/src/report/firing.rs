@@ -2,11 +2,19 @@
 
 use std::ops::Range;
 
+use doorbell_hca::QpState;
+use doorbell_hca::record::Kind;
+use doorbell_wire::{Syndrome, Vendor};
 use serde::{Deserialize, Serialize};
 
-use super::QpReport;
 use super::moment::span;
+use super::{EventReport, QpReport};
 use crate::faults::{Firing, name_rule};
+
+/// Events have the time at which their engine last read the clock, firings that of their own reading.
+const CLOCKS_NS: u64 = 100_000_000;
+/// A request that a rule fails has failed in the same turn of its engine, however little that is let run.
+const AT_ONCE_NS: u64 = 1_000_000_000;
 
 /// A rule of a fault script was played.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,10 +98,21 @@ impl<'a> Played<'a> {
         }
     }
 
+    /// Of what is over nothing is said as if it went on.
+    fn tense(self, now: &'static str, then: &'static str) -> &'static str {
+        if self.over { then } else { now }
+    }
+
+    fn keeps(self, f: &FiringReport) -> String {
+        let did = self.tense("keeps", "kept");
+        format!("{} {did} it back{}", f.name(), self.more(f))
+    }
+
     /// An engine core does nothing.
     pub(super) fn stall(self, core: Option<u64>) -> Option<String> {
         let f = self.find(&["stall-engine"], |f| Some(f.core) == core)?;
-        Some(format!("{} stalls it{}", f.name(), self.more(f)))
+        let did = self.tense("stalls", "stalled");
+        Some(format!("{} {did} it{}", f.name(), self.more(f)))
     }
 
     /// The doorbell of one of these slots does not reach the engine.
@@ -103,7 +122,7 @@ impl<'a> Played<'a> {
         })?;
         Some(match f.action.as_str() {
             "drop-doorbell" => format!("{} dropped it", f.name()),
-            _ => format!("{} keeps it back{}", f.name(), self.more(f)),
+            _ => self.keeps(f),
         })
     }
 
@@ -123,32 +142,75 @@ impl<'a> Played<'a> {
         })?;
         Some(match f.action.as_str() {
             "corrupt-cqe" => (format!("{} damaged it", f.name()), true),
-            _ => (format!("{} keeps it back{}", f.name(), self.more(f)), false),
+            _ => (self.keeps(f), false),
         })
     }
 
-    /// Why a queue pair has failed.
+    /// Why a queue pair has failed: only what fits the kind, the place and the time of the failure.
     pub(super) fn failure(self, qp: &QpReport) -> Option<String> {
-        let own = self.find(&["fail", "kill-peer"], |f| f.qpn == Some(qp.qpn));
-        if let Some(f) = own {
+        let error = qp.error.as_deref()?;
+        let latest = |kind: Kind, value: Option<u32>| {
+            let is = |e: &&EventReport| {
+                Kind::named(&e.kind) == Some(kind) && value.is_none_or(|v| e.value == v)
+            };
+            qp.events.iter().rev().find(is).map(|e| e.at_ns)
+        };
+        let failed = latest(Kind::Error, None);
+        // What was before a reset is over.
+        let reset = latest(Kind::State, Some(QpState::Reset as u32));
+        let before_it = |f: &FiringReport| {
+            failed.is_none_or(|ns| f.at_ns <= ns.saturating_add(CLOCKS_NS))
+                && reset.is_none_or(|ns| ns <= f.at_ns.saturating_add(CLOCKS_NS))
+        };
+        let own = |f: &&FiringReport| {
+            let here = !f.idle && f.qpn == Some(qp.qpn) && before_it(f);
+            match f.action.as_str() {
+                "fail" => {
+                    let at_once = failed.is_none_or(|ns| ns <= f.at_ns.saturating_add(AT_ONCE_NS));
+                    let wqe = f.index.map(|i| format!("WQE {} ", i as u16));
+                    here && at_once && wqe.is_some_and(|w| error.starts_with(&w))
+                }
+                "kill-peer" => here && error.contains(&Vendor::PEER_DEAD.to_string()),
+                _ => false,
+            }
+        };
+        if let Some(f) = self.all.iter().rev().find(own) {
             return Some(match f.action.as_str() {
                 "fail" => format!("{} made it fail", f.name()),
                 _ => format!("{}: {}", f.name(), f.note),
             });
         }
-        // Whether packets are still lost does not matter any more.
+        let retries = Syndrome::TRANSPORT_RETRY.to_string();
+        if qp.link != "roce" || !error.contains(&retries) {
+            return None;
+        }
+        // A loss that was over is only to blame if most of the time until the failure was in it: the last repeats were.
         let cut = |f: &&FiringReport| {
-            f.action == "drop-link" && !f.idle && Some(f.core) == qp.core && qp.link == "roce"
+            let in_it = match (failed, f.until_ns) {
+                (_, None) => true,
+                (Some(ns), Some(until)) => {
+                    ns <= until.saturating_add(until.saturating_sub(f.at_ns))
+                }
+                (None, Some(until)) => self.now < until,
+            };
+            let here = f.action == "drop-link" && !f.idle && Some(f.core) == qp.core;
+            here && in_it && failed.is_none_or(|ns| f.at_ns <= ns.saturating_add(CLOCKS_NS))
         };
         let f = self.all.iter().rev().find(cut)?;
-        Some(format!("{} loses every packet of its port", f.name()))
+        let lasts = !self.over && f.until_ns.is_none_or(|until| self.now < until);
+        let span = match f.until_ns {
+            Some(until) if !lasts => format!(" for {}", span(until.saturating_sub(f.at_ns))),
+            _ => String::new(),
+        };
+        let did = if lasts { "loses" } else { "lost" };
+        Some(format!("{} {did} every packet of its port{span}", f.name()))
     }
 
     /// The packet port of an engine core loses everything.
     pub(super) fn link(self, core: Option<u64>) -> Option<String> {
         let f = self.find(&["drop-link"], |f| Some(f.core) == core)?;
-        let more = self.more(f);
-        Some(format!("{} loses every packet of its port{more}", f.name()))
+        let (did, more) = (self.tense("loses", "lost"), self.more(f));
+        Some(format!("{} {did} every packet of its port{more}", f.name()))
     }
 
     /// The process was killed by itself.

@@ -192,9 +192,12 @@ fn verdict(
         (false, 0) => String::new(),
         (false, ns) => format!(", for {}", span(ns)),
     };
-    let thread = wait
-        .thread
-        .map_or(String::new(), |t| format!(", thread {t},"));
+    let thread = match (wait.thread, ailing(report)) {
+        (Some(t), _) => format!(", thread {t},"),
+        // What is said of the process ends here.
+        (None, Some(_)) => ",".to_owned(),
+        (None, None) => String::new(),
+    };
     let waits = match ended || wait.over {
         true => "waited",
         false => "waits",
@@ -227,11 +230,22 @@ fn ticket(device: &DeviceReport, wait: &WaitReport) -> String {
     let Some(qp) = own(device, wait.at) else {
         return "it is gone".to_owned();
     };
-    match qp.engine {
-        Some(engine) if !qp.stuck && !qp.moving && wait.wanted < engine.completed => {
-            "it is complete, and its waiter has not looked since".to_owned()
-        }
-        _ => qp.verdict.clone(),
+    let core = device.cores.iter().find(|c| Some(c.number) == qp.core);
+    let failed = qp.error.is_some() || core.is_some_and(|c| c.dead.is_some());
+    let Some(engine) = qp.engine.filter(|_| !failed && !qp.moving) else {
+        return qp.verdict.clone();
+    };
+    if wait.wanted >= engine.completed {
+        return qp.later.as_ref().unwrap_or(&qp.verdict).clone();
+    }
+    // A collapsed CQ shows its newest CQE alone, which stands for all before it; the others are polled in order.
+    let concerns = |at: u64| match qp.cq == "collapsed" {
+        true => wait.wanted <= at,
+        false => at <= wait.wanted,
+    };
+    match (&qp.lacks, qp.lacks_at) {
+        (Some(lacks), Some(at)) if concerns(at) => lacks.clone(),
+        _ => "it is complete, and its waiter has not looked since".to_owned(),
     }
 }
 
@@ -254,7 +268,6 @@ fn receive(
     };
     if wait.wanted < recv.done {
         return match (&qp.recv_lacks, qp.recv_lacks_at) {
-            (Some(_), Some(at)) if at <= wait.wanted && qp.stuck => qp.verdict.clone(),
             (Some(lacks), Some(at)) if at <= wait.wanted => lacks.clone(),
             _ => "it is filled, and its waiter has not looked since".to_owned(),
         };
@@ -308,10 +321,8 @@ fn receive(
         .map(|p| p.reserved)
         .max(sender.posted)
         .max(sender.engine.map(|e| e.rung));
-    let next = next.map_or(String::new(), |n| {
-        format!(" that would be its WQE {n}, after {n} that are complete")
-    });
-    format!("{had}: the missing message was not sent: {name}, has posted none{next}")
+    let next = next.map_or(String::new(), |n| format!(" (its next is WQE {n})"));
+    format!("{had}: the missing message was not sent: {name}, has not posted it{next}")
 }
 
 fn word(
@@ -593,6 +604,60 @@ mod tests {
         let verdict = &all[0].devices[0].waits[0].verdict;
         assert!(
             verdict.contains("no request for it is on its way"),
+            "{verdict}"
+        );
+    }
+
+    /// A wait is told what concerns its own request.
+    #[test]
+    fn a_ticket_that_is_complete_is_not_blamed_on_a_later_slot() {
+        let mut all = job(Vec::new());
+        let device = &mut all[1].devices[0];
+        let one = &mut device.qps[0];
+        one.stuck = true;
+        one.verdict = "WQE 1023 is written, and not covered by any doorbell".to_owned();
+        let mut ask = |wanted: u64, set: fn(&mut QpReport)| {
+            set(&mut device.qps[0]);
+            let wait = WaitReport {
+                kind: "ticket".to_owned(),
+                at: 0x42,
+                wanted,
+                have: 777,
+                since_ns: 0,
+                thread: None,
+                over: false,
+                lasted_ns: 0,
+                verdict: String::new(),
+            };
+            ticket(device, &wait)
+        };
+        assert!(ask(777, |_| ()).starts_with("it is complete"));
+        assert!(ask(1023, |_| ()).starts_with("WQE 1023 is written"));
+        let lacks = |qp: &mut QpReport| {
+            qp.cq = "per-slot".to_owned();
+            (qp.lacks, qp.lacks_at) = (Some("no CQE of WQE 777".to_owned()), Some(777));
+            qp.later = Some(std::mem::replace(
+                &mut qp.verdict,
+                "no CQE of WQE 777".to_owned(),
+            ));
+        };
+        assert_eq!(ask(777, lacks), "no CQE of WQE 777");
+        assert!(ask(776, |_| ()).starts_with("it is complete"));
+        assert!(ask(1023, |_| ()).starts_with("WQE 1023 is written"));
+        // A collapsed CQ shows one CQE, which stands for all before it.
+        let collapsed = |qp: &mut QpReport| qp.cq = "collapsed".to_owned();
+        assert_eq!(ask(776, collapsed), "no CQE of WQE 777");
+        assert!(ask(778, |_| ()).starts_with("it is complete"));
+    }
+
+    #[test]
+    fn a_stopped_process_ends_in_a_comma() {
+        let mut all = job(Vec::new());
+        all[0].condition = Condition::Stopped;
+        name(&mut all);
+        let verdict = &all[0].devices[0].waits[0].verdict;
+        assert!(
+            verdict.starts_with("rank 3 (process 300), which is stopped (state T), waits for "),
             "{verdict}"
         );
     }

@@ -307,6 +307,20 @@ pub struct QpReport {
     pub waits_for_peer: bool,
     /// What it does, or what it lacks.
     pub verdict: String,
+    /// What stands behind that which the verdict tells of, if it is another matter: slots that no doorbell covers behind one whose CQE is
+    /// missing.
+    #[serde(default)]
+    pub later: Option<String>,
+}
+
+impl QpReport {
+    /// Slots are reserved, written or rung, and not complete.
+    pub fn has_work(&self) -> bool {
+        let done = self.engine.map_or(u64::MAX, |e| e.completed);
+        let begun = self.poster.map_or(0, |p| p.reserved);
+        let begun = begun.max(self.posted.unwrap_or(0));
+        self.state != "destroyed" && done < begun.max(self.engine.map_or(0, |e| e.rung))
+    }
 }
 
 /// Indexes that the posting side keeps, in slots since the last reset.

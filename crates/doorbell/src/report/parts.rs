@@ -44,7 +44,7 @@ impl EventReport {
             n => format!(", {n} bytes"),
         };
         match Kind::named(&self.kind) {
-            Some(Kind::Posted) => format!("{slots}: written, no doorbell yet"),
+            Some(Kind::Posted) => format!("{slots}: written, engine saw no doorbell yet"),
             Some(Kind::Rung) => format!("{slots}: rung"),
             Some(Kind::Executed) => format!("{slots}: executed and complete{bytes}"),
             Some(Kind::Issued) => format!("{slots}: under way{bytes}"),

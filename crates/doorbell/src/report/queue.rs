@@ -130,6 +130,7 @@ impl Facts<'_> {
             stuck: false,
             waits_for_peer: false,
             verdict: String::new(),
+            later: None,
         }
     }
 }

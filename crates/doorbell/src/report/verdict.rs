@@ -39,6 +39,10 @@ pub(super) struct Verdict {
     pub(super) text: String,
     /// It is the other end's turn.
     pub(super) for_peer: bool,
+    /// The CQE, and the receive's, that is not as it was written, with who did that: true whatever else is said.
+    lacks: [Option<String>; 2],
+    /// What is behind after that.
+    later: Option<String>,
 }
 
 impl Verdict {
@@ -54,6 +58,8 @@ impl Verdict {
     pub(super) fn onto(self, qp: &mut QpReport) {
         (qp.moving, qp.stuck) = (self.moving, self.stuck);
         (qp.verdict, qp.waits_for_peer) = (self.text, self.for_peer);
+        let [lacks, recv_lacks] = self.lacks;
+        (qp.lacks, qp.recv_lacks, qp.later) = (lacks, recv_lacks, self.later);
     }
 
     fn fine(text: impl Into<String>) -> Self {
@@ -66,6 +72,26 @@ impl Verdict {
 
 /// The verdict.
 pub(super) fn of(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
+    let played = &ground.played;
+    let send = qp.lacks.as_ref().zip(qp.lacks_at).map(|(lacks, at)| {
+        let collapsed = qp.cq == "collapsed";
+        let why = played.cqe(qp.qpn, false, at, collapsed);
+        lacking(&format!("WQE {at}"), lacks, why)
+    });
+    let receive = qp.recv_lacks.as_ref().zip(qp.recv_lacks_at);
+    let receive = receive.map(|(lacks, at)| {
+        let why = played.cqe(qp.qpn, true, at, false);
+        lacking(&format!("receive {at}"), lacks, why)
+    });
+    let lacks = [send, receive];
+    Verdict {
+        lacks: lacks.clone(),
+        ..first(qp, ground, lacks)
+    }
+}
+
+/// What is said of it, of all that might be.
+fn first(qp: &QpReport, ground: &Ground<'_>, lacks: [Option<String>; 2]) -> Verdict {
     if let Some(dead) = ground.core.and_then(|c| c.dead.as_ref()) {
         return Verdict::stuck(format!("its engine core died: {dead}"));
     }
@@ -85,7 +111,7 @@ pub(super) fn of(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
             ..Verdict::fine("moving")
         };
     }
-    still(qp, ground)
+    still(qp, ground, lacks)
 }
 
 /// A sentence, and what a script has to do with it.
@@ -124,7 +150,8 @@ impl Ground<'_> {
     fn engine(&self) -> Excuse {
         let number = self.core.map(|c| c.number);
         if let Some(why) = self.played.stall(number) {
-            return Some((format!("its engine core is stalled: {why}"), true));
+            let is = if self.played.over { "was" } else { "is" };
+            return Some((format!("its engine core {is} stalled: {why}"), true));
         }
         let process = self.process();
         let looked_at = matches!(self.condition, Condition::Runs | Condition::Silent);
@@ -165,7 +192,7 @@ fn behind(stage: &str, excuse: Excuse, own: impl FnOnce() -> String) -> Verdict 
 }
 
 /// On what a queue pair without motion waits.
-fn still(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
+fn still(qp: &QpReport, ground: &Ground<'_>, lacks: [Option<String>; 2]) -> Verdict {
     let Some(engine) = qp.engine else {
         return Verdict::fine("its engine does not tell how far it is");
     };
@@ -214,46 +241,16 @@ fn still(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
             )
         });
     }
-    if let Some(poster) = qp.poster {
-        if poster.rung < poster.ready {
-            let stage = format!(
-                "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one",
-                poster.rung,
-                wait(poster.ready - poster.rung),
-            );
-            return behind(&stage, ground.process(), || posted(qp, poster.rung));
-        }
-        if poster.ready < poster.reserved {
-            let stage = format!("slot {} was reserved and not published", poster.ready);
-            return behind(&stage, ground.process(), || {
-                format!(
-                    ": the thread that has it did not come back; {} for it",
-                    wait(poster.reserved - poster.ready)
-                )
-            });
-        }
-    } else if qp.handler == "record" && qp.record.is_some_and(|r| r != engine.rung as u16) {
-        let stage = format!(
-            "WQE {} is in the record and no doorbell told the engine ({words})",
-            engine.rung
-        );
-        return behind(&stage, ground.engine(), || posted(qp, engine.rung));
-    } else if let Some(written) = qp.posted.filter(|w| *w > engine.rung) {
-        let stage = format!(
-            "WQE {} is written, and not covered by any doorbell ({words}); {} for one",
-            engine.rung,
-            wait(written - engine.rung)
-        );
-        return behind(&stage, ground.process(), || posted(qp, engine.rung));
+    let later = unrung(qp, ground, engine.rung, &words);
+    // A CQE is of a slot that is complete, which is before all that is not rung.
+    if let Some(lacks) = lacks.into_iter().flatten().next() {
+        return Verdict {
+            later: later.map(|l| l.text),
+            ..Verdict::stuck(lacks)
+        };
     }
-    if let (Some(lacks), Some(at)) = (&qp.lacks, qp.lacks_at) {
-        let collapsed = qp.cq == "collapsed";
-        let played = ground.played.cqe(qp.qpn, false, at, collapsed);
-        return Verdict::stuck(lacking(&format!("WQE {at}"), lacks, played));
-    }
-    if let (Some(lacks), Some(at)) = (&qp.recv_lacks, qp.recv_lacks_at) {
-        let played = ground.played.cqe(qp.qpn, true, at, false);
-        return Verdict::stuck(lacking(&format!("receive {at}"), lacks, played));
+    if let Some(later) = later {
+        return later;
     }
     let done = engine.completed;
     let receives = match qp.recv {
@@ -267,6 +264,43 @@ fn still(qp: &QpReport, ground: &Ground<'_>) -> Verdict {
         _ => String::new(),
     };
     Verdict::fine(format!("idle: all of {done} slots are complete{receives}"))
+}
+
+/// Of a queue pair whose engine has done all that it was told: what is reserved, written or in the record, and not rung.
+fn unrung(qp: &QpReport, ground: &Ground<'_>, rung: u64, words: &str) -> Option<Verdict> {
+    if let Some(poster) = qp.poster {
+        if poster.rung < poster.ready {
+            let stage = format!(
+                "WQE {} is written and published, and not covered by any doorbell ({words}); {} for one",
+                poster.rung,
+                wait(poster.ready - poster.rung),
+            );
+            return Some(behind(&stage, ground.process(), || posted(qp, poster.rung)));
+        }
+        if poster.ready < poster.reserved {
+            let stage = format!("slot {} was reserved and not published", poster.ready);
+            return Some(behind(&stage, ground.process(), || {
+                format!(
+                    ": the thread that has it did not come back; {} for it",
+                    wait(poster.reserved - poster.ready)
+                )
+            }));
+        }
+    } else if qp.handler == "record" && qp.record.is_some_and(|r| r != rung as u16) {
+        let stage = format!(
+            "WQE {} is in the record and no doorbell told the engine ({words})",
+            rung
+        );
+        return Some(behind(&stage, ground.engine(), || posted(qp, rung)));
+    } else if let Some(written) = qp.posted.filter(|w| *w > rung) {
+        let stage = format!(
+            "WQE {} is written, and not covered by any doorbell ({words}); {} for one",
+            rung,
+            wait(written - rung)
+        );
+        return Some(behind(&stage, ground.process(), || posted(qp, rung)));
+    }
+    None
 }
 
 /// What is said of a CQE that is missing or damaged, and what did that. One that was damaged until it looks as if it had never been written

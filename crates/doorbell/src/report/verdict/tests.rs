@@ -1,3 +1,5 @@
+use doorbell_wire::{Syndrome, Vendor};
+
 use super::super::{FiringReport, Poster, Receives, Seen};
 use super::*;
 
@@ -104,6 +106,7 @@ fn each_stage_that_is_behind_is_named() {
         let (stuck, text) = verdict(&qp, 10);
         assert!(text.contains(part), "{part}: {text}");
         assert_eq!(stuck, !part.starts_with("idle"), "{text}");
+        assert_eq!(qp.has_work(), stuck, "{text}");
     }
 }
 
@@ -232,6 +235,7 @@ fn a_rule_is_named_where_it_is_the_reason_and_nowhere_else() {
     );
     let mut failed = idle.clone();
     failed.error = Some("WQE 3 failed".into());
+    assert_eq!(say(&failed, &[firing("fail", 4)]), "WQE 3 failed");
     let text = say(&failed, &[firing("fail", 3)]);
     assert_eq!(
         text,
@@ -261,6 +265,20 @@ fn a_rule_is_named_where_it_is_the_reason_and_nowhere_else() {
         },
         ..dead
     };
+    let stalled = [firing("stall-engine", 7)];
+    let text = of(
+        &far,
+        &Ground {
+            played: Played {
+                all: &stalled,
+                ..dead.played
+            },
+            ..dead
+        },
+    )
+    .text;
+    assert!(text.contains("its engine core was stalled: "), "{text}");
+    assert!(text.ends_with(" stalled it"), "{text}");
     let text = of(&far, &dead).text;
     assert!(
         text.ends_with("its process ended, fault script rule 1 (wqe=7: kill-process) killed it"),
@@ -301,4 +319,98 @@ fn motion_failure_and_death_come_first() {
     };
     let text = of(&now, &ground(&dead, &[])).text;
     assert!(text.contains("it panicked"), "{text}");
+}
+
+/// Slots that no doorbell covers yet are not why a CQE before them is missing.
+#[test]
+fn a_missing_cqe_comes_before_what_is_not_rung() {
+    let awake = core(5);
+    let mut one = qp([1800, 1793, 1792, 777], [1792, 1792], (1792, 1792));
+    one.cq = "per-slot".into();
+    one.lacks = Some("WQE 777 was executed, but no CQE was written for it (…)".into());
+    one.lacks_at = Some(777);
+    let firings = [firing("withhold-cqe", 777)];
+    let verdict = of(&one, &ground(&awake, &firings));
+    let cqe = "WQE 777 was executed, but no CQE was written for it (…); fault script rule 1 (wqe=777: withhold-cqe) keeps it back";
+    assert!(verdict.stuck && verdict.text == cqe, "{}", verdict.text);
+    verdict.onto(&mut one);
+    assert_eq!(one.lacks.as_deref(), Some(cqe));
+    let later = one.later.as_deref().unwrap_or_default();
+    assert!(
+        later.starts_with("WQE 1792 is written and published"),
+        "{later}"
+    );
+    // Nor is a core that stalls afterwards.
+    one.lacks = Some("WQE 777 was executed, but no CQE was written for it (…)".into());
+    let asleep = core(0);
+    let verdict = of(
+        &one,
+        &ground(&asleep, &[firings[0].clone(), firing("stall-engine", 9)]),
+    );
+    verdict.onto(&mut one);
+    assert_eq!(one.lacks.as_deref(), Some(cqe));
+}
+
+/// When and how a queue pair failed says whether a rule did it.
+#[test]
+fn a_rule_is_not_accused_of_a_later_failure() {
+    const MS: u64 = 1_000_000;
+    let awake = core(5);
+    let event = |kind: &str, value: u32, at_ns: u64| super::super::EventReport {
+        at_ns,
+        kind: kind.to_owned(),
+        from: 300,
+        slots: 1,
+        value,
+    };
+    let say = |qp: &QpReport, f: &FiringReport| {
+        let firings = [f.clone()];
+        let mut ground = ground(&awake, &firings);
+        ground.played.now = 20_000 * MS;
+        of(qp, &ground).text
+    };
+    let mut failed = qp([400, 400, 400, 300], [400, 400], (400, 400));
+    failed.link = "roce".into();
+    let error = format!("WQE 300 (RdmaWrite) failed: {}", Syndrome::TRANSPORT_RETRY);
+    failed.error = Some(error.clone());
+    // At 500 ms, for so long; the failure comes at that time.
+    let lost = |ms: u64| FiringReport {
+        until_ns: Some((500 + ms) * MS),
+        ..firing("drop-link", 300)
+    };
+    let mut at = |ms: u64| {
+        failed.events = vec![event("error", 0, ms * MS)];
+        failed.clone()
+    };
+    assert_eq!(say(&at(9_000), &lost(20)), error);
+    let during = say(&at(1_000), &lost(4_000));
+    assert!(
+        during.ends_with("(wqe=300: drop-link) lost every packet of its port for 4.0 s"),
+        "{during}"
+    );
+    let lasting = say(&at(9_000), &firing("drop-link", 300));
+    assert!(
+        lasting.ends_with("loses every packet of its port"),
+        "{lasting}"
+    );
+    assert_eq!(say(&at(100), &firing("drop-link", 300)), error);
+    // A request that was refused was not lost.
+    let mut refused = at(600);
+    refused.error = Some("WQE 300 (RdmaWrite) failed: REMOTE_ACCESS".into());
+    assert!(!say(&refused, &firing("drop-link", 300)).contains("rule"));
+    assert!(say(&refused, &firing("fail", 300)).ends_with("made it fail"));
+    // The same request fails by itself after a reset.
+    refused.events = vec![event("state", 0, 5_000 * MS), event("error", 0, 6_000 * MS)];
+    assert!(!say(&refused, &firing("fail", 300)).contains("rule"));
+    // A peer that was killed is why a peer is dead, and for nothing else.
+    let killed = FiringReport {
+        note: "process 7 was killed".into(),
+        ..firing("kill-peer", 290)
+    };
+    refused.events = vec![event("error", 0, 700 * MS)];
+    assert!(!say(&refused, &killed).contains("rule"));
+    refused.error = Some(format!("WQE 300 failed: {}", Vendor::PEER_DEAD));
+    assert!(say(&refused, &killed).ends_with(": process 7 was killed"));
+    refused.events = vec![event("state", 0, 5_000 * MS), event("error", 0, 6_000 * MS)];
+    assert!(!say(&refused, &killed).contains("rule"));
 }
