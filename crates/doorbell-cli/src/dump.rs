@@ -33,7 +33,11 @@ pub(crate) fn run(args: &DumpArgs) -> Result<Ended> {
         }
     }
     out.flush().context("writing to standard output")?;
-    Ok(Ended::Well)
+    let mut devices = reports.iter().flat_map(|r| &r.devices);
+    match devices.any(|d| d.damage.is_some()) {
+        true => Ok(Ended::Verdict(1)),
+        false => Ok(Ended::Well),
+    }
 }
 
 /// Writes a trace.
@@ -153,6 +157,12 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
         "\nHCA {:#018x}, GPU {}, {driver}",
         device.id, device.gpu
     )?;
+    if let Some(damage) = &device.damage {
+        let text = format!("this record is damaged, and nothing of it can be relied on: {damage}");
+        for line in table::wrap(&text, 77) {
+            writeln!(out, "  {line}")?;
+        }
+    }
     for core in &device.cores {
         let qps = match core.qps {
             1 => "1 queue pair".to_owned(),

@@ -58,7 +58,7 @@ pub(crate) enum Ended {
     CaptureCut {
         lost: u64,
     },
-    /// `doctor`'s verdict is its exit status.
+    /// `doctor`'s verdict is its exit status; so is that of `dump` on a damaged record.
     Verdict(u8),
 }
 

@@ -120,6 +120,11 @@ impl Identity {
         }
     }
 
+    /// The monotonic clock has gone on since.
+    pub(super) fn is_of_this_boot(&self) -> bool {
+        self.boot == boot()
+    }
+
     /// What has become of it, as seen from `asker`.
     pub(super) fn life(&self, asker: &Self) -> Life {
         if self.boot != asker.boot {

@@ -12,6 +12,7 @@ mod clock;
 pub mod dir;
 mod layout;
 pub mod read;
+mod sane;
 mod store;
 mod tape;
 pub mod waits;

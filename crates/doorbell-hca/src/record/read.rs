@@ -15,6 +15,7 @@ use super::Kind;
 use super::clock::{ClockKind, Scale};
 use super::dir::{Identity, Life};
 use super::layout::{self, block_words, firing, head, qp, region, rule, still};
+use super::sane::Signs;
 use super::waits::WaitRecord;
 use crate::mem::Access;
 use crate::qp::QpState;
@@ -84,6 +85,7 @@ pub struct Record {
     pub firings: Vec<Firing>,
     /// Regions and queue pairs that there was no room for.
     pub left_out: (u64, u64),
+    signs: Signs,
     identity: Identity,
     scale: Scale,
     log_events: u32,
@@ -427,6 +429,7 @@ impl Record {
             rules: rules(words, &firings),
             firings,
             left_out: (words[head::REGIONS_LEFT_OUT], words[head::QPS_LEFT_OUT]),
+            signs: Signs::head(words),
             identity,
             scale,
             log_events,
@@ -437,9 +440,17 @@ impl Record {
 
     /// Adds a queue pair from a copy of its block. `newest`: its count of events, read after the copy.
     pub(super) fn add_block(&mut self, block: &[u64], newest: u64) {
-        if let Some(qp) = qp_record(block, newest, self.log_events, &self.scale) {
-            self.qps.push(qp);
-        }
+        let qp = qp_record(block, newest, self.log_events, &self.scale);
+        let (cores, log) = (self.cores.len(), self.log_events);
+        let life = self.identity.is_of_this_boot();
+        let life = life.then(|| (self.begun_ns, super::now_ns()));
+        self.signs.block(block, qp.as_ref(), cores, log, life);
+        self.qps.extend(qp);
+    }
+
+    /// What shows that it is damaged, in words: nothing of what it says can be relied on then.
+    pub fn damage(&self) -> Option<String> {
+        self.signs.text()
     }
 
     /// What its process does now.
@@ -454,7 +465,16 @@ fn text(words: &[u64]) -> String {
         .flat_map(|w| w.to_le_bytes())
         .take_while(|b| *b != 0)
         .collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    // Of a terminal it makes nothing but letters.
+    let letter = |c: char| match (c.is_whitespace(), c.is_control()) {
+        (true, true) => ' ',
+        (false, true) => char::REPLACEMENT_CHARACTER,
+        _ => c,
+    };
+    String::from_utf8_lossy(&bytes)
+        .chars()
+        .map(letter)
+        .collect()
 }
 
 /// Why a core died.

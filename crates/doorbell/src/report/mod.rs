@@ -191,6 +191,9 @@ pub struct DeviceReport {
     /// Regions and queue pairs for which it had no room.
     #[serde(default)]
     pub left_out: (u64, u64),
+    /// What shows that the flight record of which this was made is damaged: nothing of it can be relied on.
+    #[serde(default)]
+    pub damage: Option<String>,
     /// The latest kernels.
     #[serde(default)]
     pub kernels: Vec<KernelReport>,
@@ -525,6 +528,7 @@ fn look(device: &Inner, first: &Motion) -> DeviceReport {
         firings,
         recorded: record.is_some(),
         left_out: record.as_ref().map_or((0, 0), |r| r.left_out),
+        damage: None,
     };
     tell_faults(&mut report, &device.firings());
     report

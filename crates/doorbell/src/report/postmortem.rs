@@ -254,6 +254,7 @@ impl Reader<'_> {
             firings,
             recorded: true,
             left_out: record.left_out,
+            damage: record.damage(),
         };
         super::tell_faults(&mut report, &record.firings);
         report
