@@ -300,6 +300,40 @@ fn an_immediate_follows_its_data_to_the_device() {
 }
 
 #[test]
+fn an_atomic_does_not_pass_a_message_that_waits_for_its_receive() {
+    let rig = Rig::new();
+    let device = Device::new(4096, 3, true);
+    let dst = Side::new(&rig, Some(&device), 0);
+    let (src, signal) = (rig.region(LEN), rig.region(64));
+    let options = Options {
+        receive: true,
+        ..Options::default()
+    };
+    for word in [signal.remote(0), dst.remote(64)] {
+        let count = || match word == signal.remote(0) {
+            true => signal.u64(0),
+            false => u64::from_ne_bytes(dst.bytes()[64..72].try_into().expect("eight bytes")),
+        };
+        let before = count();
+        let (mut a, mut b) = (rig.qp_with(options), rig.qp_with(options));
+        a.connect(&b);
+        b.connect(&a);
+        a.post(&Wqe::write_imm(dst.remote(8), src.local(0, 8), 7).expect("imm"));
+        let at = a.go(Wqe::fetch_add(word, signal.local(8, 8), 1).expect("fa"));
+        // The copy has ended long ago.
+        for _ in 0..50 {
+            rig.driver.poll();
+        }
+        assert!(b.received(0).is_none());
+        assert_eq!(count(), before, "the atomic came first");
+        b.post_receives(1);
+        a.wait(&rig, at);
+        assert!(b.received(0).is_some());
+        assert_eq!(count(), before.wrapping_add(1));
+    }
+}
+
+#[test]
 fn other_queues_go_on_while_copies_are_under_way() {
     let rig = Rig::new();
     let device = Device::new(4096, 0, true);

@@ -169,12 +169,14 @@ impl fmt::Display for QpFault {
             ErrorKind::Closed => f.write_str("it was closed by its owner"),
             _ => {
                 let opcode = self.opcode();
-                write!(f, "WQE {} (", self.wqe_index())?;
+                write!(f, "WQE {}", self.wqe_index())?;
                 match doorbell_wire::Opcode::try_from(opcode) {
-                    Ok(known) => write!(f, "{known:?}")?,
-                    Err(_) => write!(f, "opcode {opcode:#04x}")?,
+                    // What a queue pair that fails as a whole says of the next WQE, posted or not, is no NOP either.
+                    Ok(doorbell_wire::Opcode::Nop) => {}
+                    Ok(known) => write!(f, " ({known:?})")?,
+                    Err(_) => write!(f, " (opcode {opcode:#04x})")?,
                 }
-                write!(f, ") failed: {}", self.syndrome())?;
+                write!(f, " failed: {}", self.syndrome())?;
                 if self.vendor() != Vendor::NONE {
                     write!(f, ", vendor syndrome {}", self.vendor())?;
                 }

@@ -24,7 +24,8 @@ use super::{
 pub enum WriteOrder {
     /// Plain writes and reads that touch different bytes may become visible in any order until they complete, which they
     /// do in order: a copy engine is fast in batches only, and a batch has no order. Signals (inline writes, writes with
-    /// immediate, atomics) come after everything before them, and everything after them.
+    /// immediate, atomics) come after everything before them, and everything after them, but for an atomic on a word of host memory: that
+    /// holds up only what touches the word, and other signals.
     #[default]
     Relaxed,
     /// Each work request after the one before it, at the price of one batch each.

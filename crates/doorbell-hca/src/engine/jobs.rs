@@ -41,6 +41,15 @@ pub(super) struct CopyQueue {
     issued: VecDeque<Issued>,
     /// So many of the first have their results.
     ended: usize,
+    /// So many of them complete a receive: their copies may have ended long before one is posted.
+    delivering: usize,
+}
+
+impl Issued {
+    /// It is executed once it has completed a receive, not when its copy ends.
+    fn delivers(&self) -> bool {
+        self.send || self.imm.is_some()
+    }
 }
 
 impl CopyQueue {
@@ -68,15 +77,22 @@ impl CopyQueue {
         }
     }
 
+    fn push(&mut self, issued: Issued) {
+        self.delivering += usize::from(issued.delivers());
+        self.issued.push_back(issued);
+    }
+
     /// The oldest, which has a result, is complete.
     fn completed(&mut self) {
-        self.issued.pop_front();
+        let oldest = self.issued.pop_front();
+        self.delivering -= usize::from(oldest.is_some_and(|i| i.delivers()));
         self.ended -= 1;
     }
 
     pub(super) fn clear(&mut self) {
         self.issued.clear();
         self.ended = 0;
+        self.delivering = 0;
     }
 }
 
@@ -201,7 +217,7 @@ impl EngineQp {
         if addr & u64::from(width.bytes() - 1) != 0 {
             return Err(Fault::Misaligned);
         }
-        if !self.may_issue(ctrl) {
+        if !self.may_issue_atomic(ctrl) {
             return Ok(false);
         }
         let work = Work::Atomic {
@@ -226,7 +242,7 @@ impl EngineQp {
         width: Width,
         new: impl Fn(u64) -> u64 + Send + 'static,
     ) -> bool {
-        if !self.may_issue(ctrl) {
+        if !self.may_issue_atomic(ctrl) {
             return false;
         }
         let work = Work::Word {
@@ -275,6 +291,12 @@ impl EngineQp {
         !copies.is_full() && (copies.is_empty() || !ctrl.fenced()) && self.cold.flight.is_empty()
     }
 
+    /// The pipeline carries out an atomic once the copies before it have ended. That is too early where one of them still has to complete a
+    /// receive: the word would change first, and change although the queue pair then fails before it, for want of a receive.
+    fn may_issue_atomic(&self, ctrl: Ctrl) -> bool {
+        self.may_issue(ctrl) && self.cold.copies.delivering == 0
+    }
+
     fn start(&mut self, cx: &mut Cx<'_>, ctrl: Ctrl, work: Work, byte_cnt: u32, imm: Option<u32>) {
         let at = self.exec;
         let hold = cx.acknowledger.issued();
@@ -287,7 +309,7 @@ impl EngineQp {
             },
             Instant::now(),
         );
-        self.cold.copies.issued.push_back(Issued {
+        self.cold.copies.push(Issued {
             at,
             ctrl,
             byte_cnt,
