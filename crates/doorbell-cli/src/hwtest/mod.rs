@@ -135,12 +135,32 @@ impl DeviceResult {
 impl Results {
     /// Writes what is known by now: something that stops the host, or this program, leaves that.
     fn save(&self, args: &HwtestArgs) -> Result<()> {
-        let json = serde_json::to_vec_pretty(self)?;
-        std::fs::write(&args.json, json)
-            .with_context(|| format!("writing {}", args.json.display()))?;
-        std::fs::write(&args.page, page::text(self))
-            .with_context(|| format!("writing {}", args.page.display()))
+        whole(&args.json, &serde_json::to_vec_pretty(self)?)?;
+        whole(&args.page, page::text(self).as_bytes())
     }
+}
+
+/// Writes a file that is there whole or as it was before, whatever stops this program or the host: beside it first, then in its place.
+fn whole(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let beside = path.with_file_name(name);
+    // A pipe or a device takes what it is given.
+    let special = std::fs::metadata(path).is_ok_and(|m| !m.is_file());
+    if special {
+        return std::fs::write(path, bytes).with_context(|| format!("writing {}", path.display()));
+    }
+    let written = std::fs::File::create(&beside).and_then(|mut file| {
+        std::io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, path)
+    });
+    written.with_context(|| {
+        format!(
+            "writing {}: --json and --page name other places",
+            path.display()
+        )
+    })
 }
 
 /// Runs it.

@@ -57,6 +57,19 @@ pub(super) fn verdict(results: &Results) -> String {
     }
 }
 
+/// What a list may say of a device: no more than was tried.
+fn what_went(results: &Results, device: &DeviceResult) -> String {
+    let steps = device.steps.len();
+    match (results.complete, device.is_well()) {
+        (false, _) => format!("stopped after {steps} steps"),
+        (true, false) => "not every step".to_owned(),
+        (true, true) if device.perf.is_empty() => {
+            format!("every step ({steps}), nothing measured")
+        }
+        (true, true) => "every step".to_owned(),
+    }
+}
+
 /// The device's line for HARDWARE.md.
 fn line_of_the_list(results: &Results, device: &DeviceResult) -> String {
     let dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "–".to_owned());
@@ -73,10 +86,7 @@ fn line_of_the_list(results: &Results, device: &DeviceResult) -> String {
         device.firmware,
         dash(&results.host.gpu),
         dash(&drivers),
-        match device.is_well() {
-            true => "every step",
-            false => "not every step",
-        },
+        what_went(results, device),
         results.started.split('T').next().unwrap_or("")
     )
 }

@@ -500,7 +500,8 @@ impl EngineQp {
         self.cold.config.on_error == OnError::Release
     }
 
-    /// State, first error, error word and event, in the order that a waiter needs: the CQE comes after all of them.
+    /// First error, state, error word and event, in the order that a waiter needs: who sees the state finds the error, and the CQE comes after
+    /// all of them. (To stop a device's queue pair is a command to the device, which may take long.)
     fn announce(
         &mut self,
         inner: &Inner,
@@ -510,12 +511,13 @@ impl EngineQp {
         vendor: Vendor,
     ) {
         let shared = &self.cold.shared;
+        let first = shared.record_error(word);
         shared.set_state(QpState::Error);
         if let Target::Peer(peer) = &self.cold.target {
             peer.detach();
         }
         super::verbs::stop(&self.cold.target);
-        if !shared.record_error(word) {
+        if !first {
             return;
         }
         let value = u32::from(syndrome.0) | u32::from(vendor.0) << 8 | u32::from(opcode) << 16;
