@@ -1,6 +1,7 @@
 //! A process that a test started: what it says, how it ends, and that it does not outlive the test.
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,14 @@ impl Running {
     pub(crate) fn spawn(mut command: Command, what: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder for its output");
         let file = |name| File::create(folder.path().join(name)).expect("a file for its output");
+        // Tests that run in the background of a shell are born with SIGINT ignored, and so would this be.
+        // SAFETY: signal(2) may be called between fork and exec, and nothing else is.
+        unsafe {
+            command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
         let child = command
             .stdin(Stdio::null())
             .stdout(file("out"))
