@@ -5,7 +5,7 @@
 //! lies in a file (`dir`) that survives the process, so that one that was killed can be read like one that hangs.
 //!
 //! * `layout`: where everything is. `store`: the memory. `tape`: what the engine writes.
-//! * [`read`]: reading a record, of this process or of another, believing nothing.
+//! * [`read`]: reading a record, of this process or of another, believing nothing. `sane`: signs that one is damaged.
 //! * [`waits`]: waits that name themselves.
 
 mod clock;

@@ -87,6 +87,8 @@ pub struct Record {
     pub left_out: (u64, u64),
     signs: Signs,
     identity: Identity,
+    /// Its times can be compared with those of now.
+    of_this_boot: bool,
     scale: Scale,
     log_events: u32,
     blocks: usize,
@@ -310,7 +312,7 @@ fn look(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The first words of a file, which say whose it is, if it is a record. (The head's tables behind them are longer a hundred times.)
+/// The first words of a file, which say whose it is, if it is a record. (The head's tables behind them are two hundred times as long.)
 pub(super) fn head_of(path: &Path) -> Option<Vec<u64>> {
     let file = look(path).ok()?;
     let words = words(&file, 0, layout::CORES).ok()?;
@@ -431,6 +433,7 @@ impl Record {
             left_out: (words[head::REGIONS_LEFT_OUT], words[head::QPS_LEFT_OUT]),
             signs: Signs::head(words),
             identity,
+            of_this_boot: identity.is_of_this_boot(),
             scale,
             log_events,
             // Bounded by what a file can hold; one that is shorter ends the reading.
@@ -442,8 +445,7 @@ impl Record {
     pub(super) fn add_block(&mut self, block: &[u64], newest: u64) {
         let qp = qp_record(block, newest, self.log_events, &self.scale);
         let (cores, log) = (self.cores.len(), self.log_events);
-        let life = self.identity.is_of_this_boot();
-        let life = life.then(|| (self.begun_ns, super::now_ns()));
+        let life = self.of_this_boot.then(|| (self.begun_ns, super::now_ns()));
         self.signs.block(block, qp.as_ref(), cores, log, life);
         self.qps.extend(qp);
     }
@@ -504,7 +506,7 @@ fn rules(words: &[u64], firings: &[Firing]) -> Vec<RuleState> {
             let theirs = (w[rule::ELSEWHERE] as u32).checked_sub(1);
             Some(RuleState {
                 rule: number,
-                text: rule_text(words, number),
+                text: text(&w[rule::TEXT..]),
                 elsewhere: theirs.map(|theirs| (theirs, own)),
                 fired: w[rule::FIRED],
                 first: firings.iter().find(|f| f.rule == number).cloned(),

@@ -50,7 +50,7 @@ impl Signs {
         let len = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         let tail = bytes[len..].iter().any(|b| *b != 0);
         let cut = bytes.len() - len < 8;
-        // The last letter may have been cut in two.
+        // A last letter that is cut in two is no sign.
         let text = std::str::from_utf8(&bytes[..len]);
         let whole = text.is_ok() || text.is_err_and(|e| cut && e.error_len().is_none());
         let strange = bytes[..len]

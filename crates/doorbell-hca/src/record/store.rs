@@ -195,11 +195,11 @@ impl Store {
         caller: bool,
         rank: Option<u32>,
     ) -> Option<Arc<Self>> {
-        let here = Identity::here();
         let log_events = match recording {
             Recording::Off => return None,
             Recording::Memory { log_events } | Recording::File { log_events, .. } => *log_events,
         };
+        let here = Identity::here();
         let id: u64 = match recording {
             Recording::File { id, .. } => *id,
             _ => 0,
@@ -365,14 +365,18 @@ impl Store {
         blocks.free.push_back(number);
     }
 
+    /// The first free place of a table of the head: one whose first word is zero.
+    fn free(&self, table: usize, places: usize, words: usize) -> Option<usize> {
+        (0..places)
+            .map(|i| table + i * words)
+            .find(|&at| self.head.get(at) == 0)
+    }
+
     /// Notes a region.
     pub(crate) fn registered(&self, key: u32, of: &Region) {
         // One at a time, so that two do not take the same place.
         let _one = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = |i: usize| layout::REGIONS + i * layout::REGION_WORDS;
-        let free = (0..layout::MAX_REGIONS)
-            .map(place)
-            .find(|&at| self.head.get(at + region::KEY) == 0);
+        let free = self.free(layout::REGIONS, layout::MAX_REGIONS, layout::REGION_WORDS);
         let Some(at) = free else {
             let left = self.head.get(head::REGIONS_LEFT_OUT);
             return self.head.set(head::REGIONS_LEFT_OUT, left + 1);
@@ -451,10 +455,7 @@ impl Store {
     /// Notes why an engine core died.
     pub(crate) fn died(&self, core: usize, why: &str) {
         let _one = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = |i: usize| layout::DEATHS + i * layout::DEATH_WORDS;
-        let free = (0..layout::MAX_DEATHS)
-            .map(place)
-            .find(|&at| self.head.get(at) == 0);
+        let free = self.free(layout::DEATHS, layout::MAX_DEATHS, layout::DEATH_WORDS);
         if let Some(at) = free {
             self.head.text(at + 1, layout::DEATH_WORDS - 1, why);
             self.head.word(at).store(core as u64 + 1, Ordering::Release);
