@@ -231,8 +231,8 @@ impl EngineQp {
                 script.cqes.push_back((at, rule));
                 continue;
             }
-            // What came of it, and whether that is nothing.
-            let (mut note, mut idle) = (String::new(), false);
+            // What came of it, or why that is nothing.
+            let mut outcome = Ok(String::new());
             match action {
                 Action::Fail(syndrome, vendor) => {
                     // SAFETY: `exec < pi`: a slot of the ring, which is mapped.
@@ -241,22 +241,18 @@ impl EngineQp {
                     says = Some(Says::Fail(syndrome, vendor, ctrl));
                 }
                 Action::StallEngine(_) => says = says.or(Some(Says::Nothing)),
-                Action::KillPeer => (note, idle) = self.kill_peer(),
+                Action::KillPeer => outcome = self.kill_peer(),
                 Action::DropLink(_) if !matches!(self.cold.target, Target::Roce(_)) => {
-                    idle = true;
-                    note = "this queue pair sends no packets, so none are lost".into();
+                    outcome = Err("this queue pair sends no packets, so none are lost".into());
                 }
                 _ => {}
             }
             self.cold.shared.counters.faults.add(1);
-            let here = At::wqe(core, qpn, at);
-            match idle {
-                true => run.came_to_nothing(rule, here, note),
-                false => run.fired(rule, here, note),
-            }
+            let acts = outcome.is_ok();
+            run.played(rule, At::wqe(core, qpn, at), outcome);
             self.tape
                 .event(crate::record::Kind::Fault, at, 1, rule as u32 + 1);
-            if !idle {
+            if acts {
                 let place = format!("at QP {:#08x} WQE {at}", qpn.get());
                 act(&run, core, rule, action, &place);
             }
@@ -270,22 +266,22 @@ impl EngineQp {
         }
     }
 
-    /// Kills the process at the other end; what came of it, and whether that is nothing.
-    fn kill_peer(&self) -> (String, bool) {
+    /// Kills the process at the other end; what came of it, or why that is nothing.
+    fn kill_peer(&self) -> Result<String, String> {
         let peer = match &self.cold.target {
             Target::Peer(peer) => peer.process(),
             _ => None,
         };
         let Some(pid) = peer else {
             let why = "only a peer over shared memory is known by its process; give rank=R: kill-process to it";
-            return (why.into(), true);
+            return Err(why.into());
         };
         let killed = rustix::process::Pid::from_raw(pid as i32)
             .ok_or(rustix::io::Errno::SRCH)
             .and_then(|pid| rustix::process::kill_process(pid, rustix::process::Signal::KILL));
         match killed {
-            Ok(()) => (format!("process {pid} was killed"), false),
-            Err(e) => (format!("process {pid} could not be killed: {e}"), true),
+            Ok(()) => Ok(format!("process {pid} was killed")),
+            Err(e) => Err(format!("process {pid} could not be killed: {e}")),
         }
     }
 

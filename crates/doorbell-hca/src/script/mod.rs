@@ -152,9 +152,14 @@ impl Script {
 }
 
 impl Rule {
+    /// The rank that it is for, if that is another than this.
+    pub(crate) fn elsewhere(&self, rank: u32) -> Option<u32> {
+        self.rank.filter(|theirs| *theirs != rank)
+    }
+
     /// Is it played in the process of this rank?
     pub(crate) fn is_for(&self, rank: u32) -> bool {
-        self.rank.is_none_or(|theirs| theirs == rank)
+        self.elsewhere(rank).is_none()
     }
 
     /// The first of its places from `from` on.

@@ -156,8 +156,7 @@ impl ScriptRun {
         let rules = script.rules.len();
         if let Some(record) = &record {
             for (i, rule) in script.rules.iter().enumerate() {
-                let elsewhere = rule.rank.filter(|_| !rule.is_for(rank));
-                record.rule(i, &rule.text, elsewhere);
+                record.rule(i, &rule.text, rule.elsewhere(rank));
             }
         }
         Self {
@@ -198,10 +197,7 @@ impl ScriptRun {
             .map(|(i, rule)| RuleState {
                 rule: i + 1,
                 text: rule.text.clone(),
-                elsewhere: rule
-                    .rank
-                    .filter(|_| !rule.is_for(self.rank))
-                    .map(|theirs| (theirs, self.rank)),
+                elsewhere: rule.elsewhere(self.rank).map(|theirs| (theirs, self.rank)),
                 fired: self.fired[i].load(Ordering::Relaxed),
                 first: log.iter().find(|f| f.rule == i + 1).cloned(),
             })
@@ -281,15 +277,15 @@ impl ScriptRun {
 
     /// Remembers what a rule did that was taken.
     pub(crate) fn fired(&self, rule: usize, at: At, note: String) {
-        self.remember(rule, at, note, false);
+        self.played(rule, at, Ok(note));
     }
 
-    /// Remembers that a rule was taken and could do nothing, and why.
-    pub(crate) fn came_to_nothing(&self, rule: usize, at: At, why: String) {
-        self.remember(rule, at, why, true);
-    }
-
-    fn remember(&self, rule: usize, at: At, note: String, idle: bool) {
+    /// The same, or (`Err`) that it could do nothing, and why.
+    pub(crate) fn played(&self, rule: usize, at: At, outcome: Result<String, String>) {
+        let (idle, note) = match outcome {
+            Ok(note) => (false, note),
+            Err(why) => (true, why),
+        };
         let at_ns = record::now_ns();
         let action = self.script.rules[rule].action;
         let firing = Firing {
