@@ -138,7 +138,7 @@ impl Identity {
             None => Life::Gone,
             Some(now) => match now.state {
                 b'Z' | b'X' | b'x' => Life::Gone,
-                b'T' | b't' => Life::Stopped,
+                _ if now.is_stopped() => Life::Stopped,
                 _ => Life::Runs,
             },
         }
@@ -161,6 +161,17 @@ pub enum Life {
 struct Stat {
     state: u8,
     started: u64,
+}
+
+impl Stat {
+    fn is_stopped(&self) -> bool {
+        matches!(self.state, b'T' | b't')
+    }
+}
+
+/// Is that process stopped, by a signal or a debugger?
+pub fn is_stopped(pid: u32) -> bool {
+    stat(pid).is_some_and(|now| now.is_stopped())
 }
 
 /// State and start of a process.

@@ -4,6 +4,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
+pub use doorbell_hca::record::dir::is_stopped;
+
 use super::{SCHEMA, postmortem};
 
 /// Why a process gave no report.
@@ -183,17 +185,6 @@ pub(super) fn user(uid: u32) -> String {
 fn name(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     name.trim_end().escape_debug().to_string()
-}
-
-/// Is that process stopped, by a signal or a debugger?
-pub fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name before it may hold anything.
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| {
-        let rest = rest.trim_start();
-        rest.bytes().next()
-    });
-    matches!(state, Some(b'T' | b't'))
 }
 
 #[cfg(test)]
