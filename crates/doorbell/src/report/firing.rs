@@ -8,7 +8,7 @@ use doorbell_wire::{Syndrome, Vendor};
 use serde::{Deserialize, Serialize};
 
 use super::moment::span;
-use super::{EventReport, QpReport};
+use super::{Condition, EventReport, QpReport};
 use crate::faults::{Firing, name_rule};
 
 /// Events have the time at which their engine last read the clock, firings that of their own reading.
@@ -76,6 +76,11 @@ pub(super) struct Played<'a> {
 }
 
 impl<'a> Played<'a> {
+    pub(super) fn of(all: &'a [FiringReport], now: u64, condition: Condition) -> Self {
+        let over = condition == Condition::Ended;
+        Self { all, now, over }
+    }
+
     /// Those with an effect, one of these actions, and a place that fits; the latest first.
     fn find(
         self,
@@ -99,7 +104,7 @@ impl<'a> Played<'a> {
     }
 
     /// Of what is over nothing is said as if it went on.
-    fn tense(self, now: &'static str, then: &'static str) -> &'static str {
+    pub(super) fn tense(self, now: &'static str, then: &'static str) -> &'static str {
         if self.over { then } else { now }
     }
 

@@ -19,15 +19,11 @@ pub fn name(reports: &mut [ProcessReport]) {
         .map(|qp| (peer(all, qp), trouble(all, qp)))
         .collect();
     let killers: Vec<_> = all.iter().map(|r| killer(all, r)).collect();
-    let mut ends = ends.into_iter();
-    for qp in reports
+    let qps = reports
         .iter_mut()
         .flat_map(|r| &mut r.devices)
-        .flat_map(|d| &mut d.qps)
-    {
-        let Some((peer, trouble)) = ends.next() else {
-            break;
-        };
+        .flat_map(|d| &mut d.qps);
+    for (qp, (peer, trouble)) in qps.zip(ends) {
         qp.peer = peer;
         if let Some(trouble) = trouble.filter(|t| !qp.verdict.contains(t.as_str())) {
             qp.verdict.push_str("; ");
@@ -67,16 +63,26 @@ fn ailing(report: &ProcessReport) -> Option<&'static str> {
     }
 }
 
-/// `rank 3 (process 4242)`, `process 4242, which is stopped (state T)`.
-fn who(report: &ProcessReport) -> String {
-    let name = match report.rank {
+/// `rank 3 (process 4242)`.
+fn called(report: &ProcessReport) -> String {
+    match report.rank {
         Some(rank) => format!("rank {rank} (process {})", report.pid),
         None => format!("process {}", report.pid),
-    };
+    }
+}
+
+/// The same with its state, if that matters: `process 4242, which is stopped (state T)`.
+fn who(report: &ProcessReport) -> String {
+    let name = called(report);
     match ailing(report) {
         Some(what) => format!("{name}, which {what}"),
         None => name,
     }
+}
+
+/// What a fault script did in a process.
+fn played<'a>(report: &ProcessReport, device: &'a DeviceReport) -> Played<'a> {
+    Played::of(&device.firings, report.at_ns, report.condition)
 }
 
 /// Do they name each other?
@@ -84,16 +90,11 @@ fn linked(a: &QpReport, b: &QpReport) -> bool {
     a.peer_qpn == Some(b.qpn) && b.peer_qpn == Some(a.qpn)
 }
 
-/// Does it go to another process?
-fn far(qp: &QpReport) -> bool {
-    matches!(qp.link.as_str(), "shm" | "roce" | "verbs")
-}
-
 /// Does it go to that device?
 fn targets(qp: &QpReport, own: bool, device: &DeviceReport) -> bool {
     match qp.link.as_str() {
         "loopback" => own,
-        _ => far(qp) && !own && device.qps.iter().any(|other| linked(qp, other)),
+        _ => qp.is_far() && !own && device.qps.iter().any(|other| linked(qp, other)),
     }
 }
 
@@ -112,7 +113,7 @@ pub(super) fn end<'a>(
 
 /// What the other end says of itself.
 fn peer(reports: &[ProcessReport], qp: &QpReport) -> Option<String> {
-    let number = qp.peer_qpn.filter(|_| far(qp))?;
+    let number = qp.peer_qpn.filter(|_| qp.is_far())?;
     Some(match end(reports, qp) {
         Some((report, _, other)) => format!(
             "QP {number:#08x} of {}: {}, {}",
@@ -132,20 +133,12 @@ fn trouble(reports: &[ProcessReport], qp: &QpReport) -> Option<String> {
         return None;
     }
     let (report, device, other) = end(reports, qp)?;
-    let played = Played {
-        all: &device.firings,
-        now: report.at_ns,
-        over: report.condition == Condition::Ended,
-    };
-    let name = match report.rank {
-        Some(rank) => format!("its peer, rank {rank} (process {}),", report.pid),
-        None => format!("its peer, process {},", report.pid),
-    };
+    let played = played(report, device);
+    let name = format!("its peer, {},", called(report));
     if let Some(what) = ailing(report) {
         return Some(format!("{name} {what}"));
     }
-    let core = device.cores.iter().find(|c| Some(c.number) == other.core);
-    if let Some(dead) = core.and_then(|c| c.dead.as_ref()) {
+    if let Some(dead) = device.core_of(other).and_then(|c| c.dead.as_ref()) {
         return Some(format!("{name} has lost its engine core: {dead}"));
     }
     if let Some(why) = played.stall(other.core) {
@@ -162,14 +155,8 @@ fn killer(reports: &[ProcessReport], dead: &ProcessReport) -> Option<String> {
         return None;
     }
     reports.iter().find_map(|report| {
-        let name = report.devices.iter().find_map(|d| {
-            let played = Played {
-                all: &d.firings,
-                now: report.at_ns,
-                over: false,
-            };
-            played.killed(dead.pid)
-        })?;
+        let mut devices = report.devices.iter();
+        let name = devices.find_map(|d| played(report, d).killed(dead.pid))?;
         Some(format!("{name} of process {} killed it", report.pid))
     })
 }
@@ -226,13 +213,16 @@ fn own(device: &DeviceReport, qpn: u64) -> Option<&QpReport> {
     device.qps.iter().find(|q| u64::from(q.qpn) == qpn)
 }
 
+/// Is its sentence what is to be said of any wait for it?
+fn failed(device: &DeviceReport, qp: &QpReport) -> bool {
+    qp.error.is_some() || device.core_of(qp).is_some_and(|c| c.dead.is_some())
+}
+
 fn ticket(device: &DeviceReport, wait: &WaitReport) -> String {
     let Some(qp) = own(device, wait.at) else {
         return "it is gone".to_owned();
     };
-    let core = device.cores.iter().find(|c| Some(c.number) == qp.core);
-    let failed = qp.error.is_some() || core.is_some_and(|c| c.dead.is_some());
-    let Some(engine) = qp.engine.filter(|_| !failed && !qp.moving) else {
+    let Some(engine) = qp.engine.filter(|_| !failed(device, qp) && !qp.moving) else {
         return qp.verdict.clone();
     };
     if wait.wanted >= engine.completed {
@@ -259,8 +249,7 @@ fn receive(
     let Some(qp) = own(device, wait.at) else {
         return "it is gone".to_owned();
     };
-    let core = device.cores.iter().find(|c| Some(c.number) == qp.core);
-    if qp.error.is_some() || core.is_some_and(|c| c.dead.is_some()) {
+    if failed(device, qp) {
         return qp.verdict.clone();
     }
     let Some(recv) = qp.recv else {
@@ -280,12 +269,11 @@ fn receive(
         recv.done
     );
     let played = Played {
-        all: &device.firings,
-        now: report.at_ns,
         over: false,
+        ..played(report, device)
     };
     // Packets and messages of other processes come by way of this one's engine.
-    if let Some(why) = played.stall(qp.core).filter(|_| far(qp)) {
+    if let Some(why) = played.stall(qp.core).filter(|_| qp.is_far()) {
         return format!("{had}: its own engine core is stalled: {why}");
     }
     let sender = match qp.link.as_str() {
@@ -470,11 +458,8 @@ fn stage(qp: &QpReport, request: &PendingReport) -> String {
     let how = match (request.index < rung, by_poster) {
         (true, _) => "rung and is not complete",
         (false, true) => "rung, and the engine saw no doorbell for it",
-        (false, false) => "not covered by any doorbell",
+        (false, false) => return format!("{posted}not covered by any doorbell"),
     };
-    if how.starts_with("not") {
-        return format!("{posted}{how}");
-    }
     // The queue pair's own sentence says why, and may begin with the same.
     let same = how
         .split(',')

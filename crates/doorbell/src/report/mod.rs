@@ -60,7 +60,7 @@ pub(crate) fn diagnosis(id: u64) -> Vec<String> {
     let waits: Vec<_> = devices.iter().flat_map(|d| &d.waits).collect();
     // A wait that is not shown has said it as well.
     let mut lines: Vec<_> = waits.iter().map(|w| w.verdict.clone()).collect();
-    let stuck = reports[0].devices.iter().filter(|d| d.id == id);
+    let stuck = devices.iter().filter(|d| d.id == id);
     let mut more = 0;
     for qp in stuck.flat_map(|d| &d.qps).filter(|q| q.stuck) {
         // A wait for it has said so.
@@ -262,7 +262,7 @@ pub struct QpReport {
     pub counters: Vec<(String, u64)>,
     /// What its RoCE connection counts, by the names of the rdma tool.
     pub roce: Vec<(String, u64)>,
-    /// Where its requests go: `loopback`, `shm`, `roce`, or nowhere yet.
+    /// Where its requests go: `loopback`, `shm`, `roce`, `verbs`, or nowhere yet.
     #[serde(default)]
     pub link: String,
     /// Number of the queue pair at the other end.
@@ -316,7 +316,19 @@ pub struct QpReport {
     pub later: Option<String>,
 }
 
+impl DeviceReport {
+    /// The engine core of a queue pair.
+    fn core_of(&self, qp: &QpReport) -> Option<&CoreReport> {
+        self.cores.iter().find(|c| Some(c.number) == qp.core)
+    }
+}
+
 impl QpReport {
+    /// Does it go to another process?
+    fn is_far(&self) -> bool {
+        matches!(self.link.as_str(), "shm" | "roce" | "verbs")
+    }
+
     /// Slots are reserved, written or rung, and not complete.
     pub fn has_work(&self) -> bool {
         let done = self.engine.map_or(u64::MAX, |e| e.completed);
@@ -456,7 +468,8 @@ fn look(device: &Inner, first: &Motion) -> DeviceReport {
                 .map_or(0, |c| c.seen_ns),
         })
         .collect();
-    let firings: Vec<_> = device.firings().iter().map(FiringReport::of).collect();
+    let fired = device.firings();
+    let firings: Vec<_> = fired.iter().map(FiringReport::of).collect();
     // A block that was given back may name the same queue pair.
     let recorded: HashMap<u32, &QpRecord> = record
         .iter()
@@ -483,11 +496,7 @@ fn look(device: &Inner, first: &Motion) -> DeviceReport {
                 recorded: record.is_some(),
                 condition: Condition::Runs,
                 stood_ns: None,
-                played: Played {
-                    all: &firings,
-                    now,
-                    over: false,
-                },
+                played: Played::of(&firings, now, Condition::Runs),
             };
             verdict::of(&qp, &ground).onto(&mut qp);
             qp
@@ -530,7 +539,7 @@ fn look(device: &Inner, first: &Motion) -> DeviceReport {
         left_out: record.as_ref().map_or((0, 0), |r| r.left_out),
         damage: None,
     };
-    tell_faults(&mut report, &device.firings());
+    tell_faults(&mut report, &fired);
     report
 }
 

@@ -48,8 +48,7 @@ impl Left {
             }
         }
         // Of several processes of the same number, the latest.
-        let newest = records.iter().map(|r| r.begun_ns).max()?;
-        let life = records.iter().find(|r| r.begun_ns == newest)?.life();
+        let life = records.iter().max_by_key(|r| r.begun_ns)?.life();
         records.retain(|r| r.life() == life);
         Some(Self { pid, life, records })
     }
@@ -128,16 +127,8 @@ fn why(condition: Condition, devices: &[DeviceReport], now: u64, alive: Option<u
         let ago = super::moment::span(now.saturating_sub(ns));
         format!(", its engine was last alive {ago} ago")
     });
-    let killed = devices.iter().find_map(|d| {
-        let played = Played {
-            all: &d.firings,
-            now,
-            over: true,
-        };
-        (condition == Condition::Ended)
-            .then(|| played.death())
-            .flatten()
-    });
+    let mut dead = devices.iter().filter(|_| condition == Condition::Ended);
+    let killed = dead.find_map(|d| Played::of(&d.firings, now, condition).death());
     let killed = killed.map_or(String::new(), |by| format!("; {by}"));
     format!("{why}{ago}{killed}")
 }
@@ -353,11 +344,7 @@ impl Reader<'_> {
             recorded: true,
             condition: self.condition,
             stood_ns,
-            played: Played {
-                all: firings,
-                now: self.now,
-                over: self.condition == Condition::Ended,
-            },
+            played: Played::of(firings, self.now, self.condition),
         };
         verdict::of(&report, &ground).onto(&mut report);
         report

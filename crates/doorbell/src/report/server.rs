@@ -121,15 +121,12 @@ pub fn own(full: bool) -> ProcessReport {
     };
     let first: Vec<_> = devices.iter().map(|d| Motion::of(d)).collect();
     std::thread::sleep(APART);
-    let now = |clock| {
-        let t = rustix::time::clock_gettime(clock);
-        (t.tv_sec as u64)
-            .saturating_mul(1_000_000_000)
-            .saturating_add(t.tv_nsec as u64)
-    };
+    let bare = bare(devices.iter().find_map(|d| d.settings.rank));
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     ProcessReport {
-        at_ns: doorbell_hca::record::now_ns(),
-        cpu_ns: now(rustix::time::ClockId::ProcessCPUTime),
+        cpu_ns: (used.tv_sec as u64)
+            .saturating_mul(1_000_000_000)
+            .saturating_add(used.tv_nsec as u64),
         devices: devices
             .iter()
             .zip(&first)
@@ -142,7 +139,7 @@ pub fn own(full: bool) -> ProcessReport {
                 report
             })
             .collect(),
-        ..bare(devices.iter().find_map(|d| d.settings.rank))
+        ..bare
     }
 }
 

@@ -150,7 +150,7 @@ impl Ground<'_> {
     fn engine(&self) -> Excuse {
         let number = self.core.map(|c| c.number);
         if let Some(why) = self.played.stall(number) {
-            let is = if self.played.over { "was" } else { "is" };
+            let is = self.played.tense("is", "was");
             return Some((format!("its engine core {is} stalled: {why}"), true));
         }
         let process = self.process();
@@ -349,7 +349,7 @@ fn wait(slots: u64) -> String {
 
 /// Why the engine does not go on with a WQE that it knows of, and whether the other end is to do something.
 fn reason(qp: &QpReport, ground: &Ground<'_>, at: u64) -> (String, bool) {
-    let far = matches!(qp.link.as_str(), "shm" | "roce" | "verbs");
+    let far = qp.is_far();
     if qp.link == "roce"
         && let Some(why) = ground.played.link(qp.core)
     {
