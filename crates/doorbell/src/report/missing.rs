@@ -268,13 +268,11 @@ fn receive(
         "no message has come for it, {} have for those before",
         recv.done
     );
-    let played = Played {
-        over: false,
-        ..played(report, device)
-    };
+    let played = played(report, device);
     // Packets and messages of other processes come by way of this one's engine.
     if let Some(why) = played.stall(qp.core).filter(|_| qp.is_far()) {
-        return format!("{had}: its own engine core is stalled: {why}");
+        let is = played.tense("is", "was");
+        return format!("{had}: its own engine core {is} stalled: {why}");
     }
     let sender = match qp.link.as_str() {
         "loopback" => device
