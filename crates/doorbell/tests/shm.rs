@@ -6,12 +6,12 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, LONG, caller_driven, device, read};
+use common::{Bench, LONG, caller_driven, device, meet, read};
 use doorbell::cpu::{self, Post, deadline};
 use doorbell::device_api::{Error as DeviceError, Failure, Remote};
 use doorbell::{
-    AsyncError, CpuQp, Device, Dims, Endpoint, GpuSelect, LinkKind, Peer, Place, Qp, QpState,
-    Ready, Vendor, params,
+    AsyncError, CpuQp, Device, Dims, Endpoint, GpuSelect, Peer, Place, Qp, QpState, Ready, Vendor,
+    params,
 };
 
 const ONE: Dims = Dims::new(1, 1);
@@ -67,16 +67,8 @@ fn peer(device: &Device, role: &str) -> (Started, Peer) {
 /// Swaps endpoints and connects one queue pair to the peer's.
 fn connect(b: &Bench, peer: &Peer) -> (Qp<Ready>, Endpoint) {
     let qp = b.pd.qp().depth(64).build().expect("a queue pair");
-    let mine = qp.endpoint(LinkKind::Shm, &[b.target.remote()]).unwrap();
-    let theirs = peer
-        .exchange_endpoints(&[mine], LONG)
-        .expect("endpoints")
-        .remove(0);
+    let (qp, theirs) = meet(qp, peer, &[b.target.remote()]);
     assert_ne!(theirs.hca, b.device.provider().id());
-    let qp = qp
-        .connect(&peer.destination(&theirs).expect("shm"))
-        .expect("connected");
-    peer.barrier(LONG).expect("both are connected");
     (qp, theirs)
 }
 

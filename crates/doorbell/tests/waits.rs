@@ -6,10 +6,10 @@ mod common;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Bench, LONG, caller_driven, device};
+use common::{Bench, LONG, caller_driven, device, meet};
 use doorbell::cpu::{self, Post, deadline};
 use doorbell::report::{WaitReport, missing, server};
-use doorbell::{CpuQp, Device, Dims, LinkKind, Place, params};
+use doorbell::{CpuQp, Device, Dims, Place, params};
 
 const ROLE: &str = "DOORBELL_TEST_ROLE";
 const SOCKET: &str = "DOORBELL_TEST_SOCKET";
@@ -171,10 +171,7 @@ fn peer_process() {
     let socket = std::env::var(SOCKET).expect("a socket");
     let peer = b.device.dial(&socket, LONG).expect("dialled");
     let qp = b.pd.qp().depth(64).build().expect("a queue pair");
-    let mine = qp.endpoint(LinkKind::Shm, &[b.target.remote()]).unwrap();
-    let theirs = peer.exchange_endpoints(&[mine], LONG).unwrap().remove(0);
-    let qp = qp.connect(&peer.destination(&theirs).unwrap()).unwrap();
-    peer.barrier(LONG).expect("both are connected");
+    let (qp, theirs) = meet(qp, &peer, &[b.target.remote()]);
     let mut cpu = CpuQp::new(&qp).expect("exported");
     let ticket = add(&mut cpu, theirs.regions[0], true);
     cpu.queue().unwrap().wait(ticket, deadline(LONG)).unwrap();
@@ -222,10 +219,7 @@ fn missing_of_a_peer(role: &str, parts: &[&str]) {
     let mut child = Started(child);
     let peer = listener.accept(LONG).expect("the peer dials");
     let qp = b.pd.qp().depth(64).build().expect("a queue pair");
-    let mine = qp.endpoint(LinkKind::Shm, &[b.target.remote()]).unwrap();
-    let theirs = peer.exchange_endpoints(&[mine], LONG).unwrap().remove(0);
-    let _qp = qp.connect(&peer.destination(&theirs).unwrap()).unwrap();
-    peer.barrier(LONG).expect("both are connected");
+    let (_qp, theirs) = meet(qp, &peer, &[b.target.remote()]);
     let posted = peer.barrier(LONG);
     if role == "die" {
         // Its death may be seen before its last word.

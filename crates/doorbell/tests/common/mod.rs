@@ -10,7 +10,8 @@ pub mod scenes;
 use std::time::Duration;
 
 use doorbell::{
-    Access, Device, Dims, Export, GpuSelect, Launch, Memory, Mr, Pd, Place, Qp, Ready, params,
+    Access, Device, Dims, Endpoint, Export, GpuSelect, Launch, LinkKind, Memory, Mr, Pd, Peer,
+    Place, Qp, Ready, RemoteMr, Reset, params,
 };
 
 pub const LONG: Duration = Duration::from_secs(30);
@@ -111,6 +112,19 @@ impl Bench {
             .map(|t| status(&self.status, t))
             .collect()
     }
+}
+
+/// Swaps endpoints with the process at the other end and connects a queue pair to its: both are connected then.
+pub fn meet(qp: Qp<Reset>, peer: &Peer, regions: &[RemoteMr]) -> (Qp<Ready>, Endpoint) {
+    let mine = qp.endpoint(LinkKind::Shm, regions).expect("an endpoint");
+    let theirs = peer
+        .exchange_endpoints(&[mine], LONG)
+        .expect("endpoints")
+        .remove(0);
+    let to = peer.destination(&theirs).expect("a way");
+    let qp = qp.connect(&to).expect("connected");
+    peer.barrier(LONG).expect("both are connected");
+    (qp, theirs)
 }
 
 pub fn status(memory: &Memory, thread: usize) -> params::Status {
