@@ -72,11 +72,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// For a new ticket.
     pub(super) fn clear(&mut self) {
+        self.clear_step();
+        self.bounced_ops = 0;
+    }
+
+    fn clear_step(&mut self) {
         self.direct.clear();
         self.bounced.clear();
         self.rounds.clear();
-        self.bounced_ops = 0;
         self.bounce_used = 0;
     }
 
@@ -158,10 +163,7 @@ impl Plan {
                 add(&mut round.iter().map(|(_, outward)| outward));
             }
         }
-        direct.clear();
-        bounced.clear();
-        rounds.clear();
-        self.bounce_used = 0;
+        self.clear_step();
     }
 
     /// The last step, and the end of the ticket: it has at least one piece, so that every ticket ends.

@@ -211,7 +211,10 @@ impl Channel {
             self.copies.clear();
             self.steps.clear();
             let mut ops = Vec::new();
-            for mut batch in self.queue.drain(..count) {
+            for _ in 0..count {
+                let Some(mut batch) = self.queue.pop_front() else {
+                    break;
+                };
                 self.base += 1;
                 if !self.copies.is_empty() {
                     self.steps.push(self.copies.len());
@@ -222,7 +225,7 @@ impl Channel {
                     ops = batch;
                 } else {
                     ops.append(&mut batch);
-                    self.spare.push(batch);
+                    self.recycle(batch);
                 }
             }
             if ops.is_empty() {

@@ -9,9 +9,9 @@ use super::{
     Dma, DmaOp,
     channel::{JobId, Op, Role},
     job::{DmaFailure, Piece, Pieces, Range},
-    pipeline::{DmaCore, WriteOrder},
+    pipeline::DmaCore,
     route::{CpuDst, CpuSrc, Route, route},
-    staging::LARGE,
+    staging::{LARGE, Pool},
     state::{Plan, Rest, Task, Turn},
     words::Words,
 };
@@ -23,10 +23,8 @@ enum Simple<'a> {
     Bounce { src: u64, dst: u64 },
 }
 
-/// What became of a piece that may be simple.
-pub(super) enum AtOnce {
-    /// It is in its batches, as so many copies.
-    Put(u32),
+/// Why a piece is not put into its batches as a simple one.
+pub(super) enum NotNow {
     /// It will be, but its turn has not come: those before it, words, or the batches and buffers that are full.
     Later,
     /// It is another kind of job.
@@ -46,49 +44,47 @@ fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
 }
 
 impl DmaCore {
-    /// Puts a simple piece into its batches if its turn has come.
+    /// Puts a simple piece into its batches if its turn has come: how many copies it is.
     pub(super) fn put_at_once(
         &mut self,
         qp: u32,
         id: JobId,
         piece: &Piece,
         signal: bool,
-    ) -> AtOnce {
-        let Some((dma, what)) = (piece.len > 0).then(|| simple(piece)).flatten() else {
-            return AtOnce::Otherwise;
-        };
+    ) -> Result<u32, NotNow> {
+        let (dma, what) = (piece.len > 0)
+            .then(|| simple(piece))
+            .flatten()
+            .ok_or(NotNow::Otherwise)?;
         let index = self.channel(dma);
         let (channel, pipe) = (&mut self.channels[index], &mut self.pipes[qp as usize]);
         if channel.stalled.is_some() || pipe.dead {
-            return AtOnce::Otherwise;
+            return Err(NotNow::Otherwise);
         }
         if !pipe.streams(index, channel.ordered) {
-            return AtOnce::Later;
+            return Err(NotNow::Later);
         }
         let (from, to) = piece.ranges();
-        let relaxed = self.config.order == WriteOrder::Relaxed && !signal;
+        let relaxed = self.config.order.relaxes(signal);
         let turn = Turn { from, to, relaxed };
-        if pipe.waits_for_words(relaxed, |words| turn.touches(words)) {
-            return AtOnce::Later;
+        if pipe.waits_for_words(relaxed, |words| piece.touches(words)) {
+            return Err(NotNow::Later);
         }
         let len = piece.len;
+        let buffer = |pool: &mut Pool| match pool.take(&**dma, len) {
+            Ok(Some((slot, _))) => Ok(slot),
+            Ok(None) => Err(NotNow::Later),
+            Err(_) => Err(NotNow::Otherwise),
+        };
         let (number, ops) = match what {
             Simple::Move { src, dst } => {
-                let Some(number) = pipe.batch(channel, &turn, 0) else {
-                    return AtOnce::Later;
-                };
+                let number = pipe.batch(channel, &turn, 0).ok_or(NotNow::Later)?;
                 channel.put(number, Op::new(id, DmaOp { dst, src, len }, Role::Move));
                 (number, 1)
             }
             Simple::Fill { src, dst } => {
-                let Some(number) = pipe.batch(channel, &turn, 0) else {
-                    return AtOnce::Later;
-                };
-                let slot = match channel.pool.take(&**dma, len) {
-                    Ok(Some((slot, _))) => slot,
-                    Ok(None) => return AtOnce::Later,
-                    Err(_) => return AtOnce::Otherwise,
-                };
+                let number = pipe.batch(channel, &turn, 0).ok_or(NotNow::Later)?;
+                let slot = buffer(&mut channel.pool)?;
                 // SAFETY: the source has `len` bytes; the buffer is ours and has room for them.
                 unsafe { src.copy(0, slot.ptr(), len) };
                 let copy = DmaOp {
@@ -106,17 +102,10 @@ impl DmaCore {
                 } else {
                     0
                 };
-                let Some(first) = channel.room(least) else {
-                    return AtOnce::Later;
-                };
-                let Some(number) = pipe.batch(channel, &turn, first + 1) else {
-                    return AtOnce::Later;
-                };
-                let slot = match channel.pool.take(&**dma, len) {
-                    Ok(Some((slot, _))) => slot,
-                    Ok(None) => return AtOnce::Later,
-                    Err(_) => return AtOnce::Otherwise,
-                };
+                let first = channel.room(least).ok_or(NotNow::Later)?;
+                let number = pipe.batch(channel, &turn, first + 1);
+                let number = number.ok_or(NotNow::Later)?;
+                let slot = buffer(&mut channel.pool)?;
                 let (gather, out) = (
                     DmaOp {
                         dst: slot.addr(),
@@ -137,7 +126,7 @@ impl DmaCore {
         };
         pipe.put(number, &turn);
         (pipe.channel, pipe.steps) = (Some(index), false);
-        AtOnce::Put(ops)
+        Ok(ops)
     }
 
     /// Starts and continues jobs of a QP as far as possible.
@@ -173,9 +162,9 @@ impl DmaCore {
         else {
             return Ok(false);
         };
-        if let (false, Task::Word(word)) = (rest.begun, &rest.task) {
+        if let Task::Word(word) = &rest.task {
             // It is carried out when it is the oldest.
-            self.pipes[qp as usize].await_word(Range::of_word(word.at, word.width));
+            self.pipes[qp as usize].await_word(word.range());
             if let Some(state) = &mut self.jobs[id as usize] {
                 state.rest = Some(rest);
             }
@@ -191,23 +180,19 @@ impl DmaCore {
                     ..
                 },
             ) => self.put_at_once(qp, id, piece, *signal),
-            _ => AtOnce::Otherwise,
+            _ => Err(NotNow::Otherwise),
         };
-        if let (false, Some(state)) = (
-            matches!(at_once, AtOnce::Otherwise),
-            &mut self.jobs[id as usize],
-        ) {
-            return Ok(match at_once {
-                AtOnce::Put(ops) => {
-                    (state.ops, state.issued) = (ops, true);
-                    true
-                }
-                _ => {
-                    // It does not begin as anything else: that would cost it a batch of its own, and those behind it theirs.
-                    state.rest = Some(rest);
-                    false
-                }
-            });
+        match (at_once, &mut self.jobs[id as usize]) {
+            (Ok(ops), Some(state)) => {
+                (state.ops, state.issued) = (ops, true);
+                return Ok(true);
+            }
+            (Err(NotNow::Later), Some(state)) => {
+                // It does not begin as anything else: that would cost it a batch of its own, and those behind it theirs.
+                state.rest = Some(rest);
+                return Ok(false);
+            }
+            _ => {}
         }
         let put = match self.begin(qp, &mut rest, now) {
             Ok(true) => self.put_pieces(id, &mut rest),

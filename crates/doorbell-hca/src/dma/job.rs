@@ -45,16 +45,29 @@ pub enum Work {
     },
     /// An atomic on a word of host memory, by the CPU as soon as everything before it has ended. It holds nothing back: relaxed copies behind it
     /// may begin earlier ([`super::WriteOrder::Relaxed`]) unless they touch the word. The old value is in [`Event::Completed`].
-    Word {
-        /// The word, aligned.
-        at: Shared<u8>,
-        /// 4 or 8 bytes.
-        width: Width,
-        /// Where the old value goes, if not only into [`Event::Completed`]: in host order for 8 bytes, big-endian for 4.
-        sink: Option<Shared<u8>>,
-        /// The new value from the old one; called again if the word changed meanwhile.
-        new: Box<dyn Fn(u64) -> u64 + Send>,
-    },
+    Word(Word),
+}
+
+/// An atomic by the CPU.
+pub struct Word {
+    /// The word, aligned.
+    pub at: Shared<u8>,
+    /// 4 or 8 bytes.
+    pub width: Width,
+    /// Where the old value goes, if not only into [`Event::Completed`]: in host order for 8 bytes, big-endian for 4.
+    pub sink: Option<Shared<u8>>,
+    /// The new value from the old one; called again if the word changed meanwhile.
+    pub new: Box<dyn Fn(u64) -> u64 + Send>,
+}
+
+impl Word {
+    pub(super) fn range(&self) -> Range {
+        let start = self.at.addr() as u64;
+        Range {
+            start,
+            end: start.saturating_add(u64::from(self.width.bytes())),
+        }
+    }
 }
 
 /// The pieces of a copy; nearly always one.
@@ -92,14 +105,6 @@ pub(super) struct Range {
 }
 
 impl Range {
-    pub(super) fn of_word(at: Shared<u8>, width: Width) -> Self {
-        let start = at.addr() as u64;
-        Self {
-            start,
-            end: start.saturating_add(u64::from(width.bytes())),
-        }
-    }
-
     pub(super) fn is_apart(self, other: Self) -> bool {
         self.end <= other.start || other.end <= self.start
     }
@@ -182,6 +187,12 @@ impl Piece {
         };
         (from, range(&self.dst))
     }
+
+    /// Does it read or write any of these bytes?
+    pub(super) fn touches(&self, bytes: Range) -> bool {
+        let (from, to) = self.ranges();
+        !from.is_apart(bytes) || !to.is_apart(bytes)
+    }
 }
 
 /// Where bytes come from.
@@ -252,7 +263,7 @@ impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.work {
             Work::Copy { .. } => "copy",
-            Work::Atomic { .. } | Work::Word { .. } => "atomic",
+            Work::Atomic { .. } | Work::Word(_) => "atomic",
         };
         write!(f, "{what} {:#x} of QP {:#08x}", self.cookie, self.qp)
     }

@@ -18,7 +18,7 @@ mod state;
 mod tests;
 pub(crate) mod words;
 
-pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Work};
+pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Word, Work};
 pub use pipeline::{DmaConfig, DmaCore, DmaCounters, WriteOrder};
 pub(crate) use staging::LARGE;
 pub use staging::Slot as Buffer;

@@ -13,10 +13,9 @@ use super::{
     Buffer, Dma, DmaOp,
     atomic::Atomic,
     channel::{Channel, Done, JobId, Op, Role},
-    issue::AtOnce,
-    job::{DmaFailure, Event, Job, Pieces, Range, Work},
+    job::{DmaFailure, Event, Job, Pieces, Work},
     staging::Slot,
-    state::{Pipe, Rest, State, Task, Word},
+    state::{Pipe, Rest, State, Task},
 };
 
 /// How strictly plain writes of one QP follow each other in device memory.
@@ -30,6 +29,13 @@ pub enum WriteOrder {
     Relaxed,
     /// Each work request after the one before it, at the price of one batch each.
     Strict,
+}
+
+impl WriteOrder {
+    /// May a copy be visible before or after its neighbours, as long as they do not touch the same bytes?
+    pub(super) fn relaxes(self, signal: bool) -> bool {
+        self == Self::Relaxed && !signal
+    }
 }
 
 /// Settings of a [`DmaCore`].
@@ -134,18 +140,15 @@ impl DmaCore {
             Work::Copy {
                 pieces: Pieces::One(piece),
                 signal,
-            } => match self.put_at_once(job.qp, id, piece, *signal) {
-                AtOnce::Put(ops) => Some(ops),
-                AtOnce::Later | AtOnce::Otherwise => None,
-            },
+            } => self.put_at_once(job.qp, id, piece, *signal).ok(),
             // It is carried out when those before it have ended; there must be some.
-            Work::Word { at, width, .. } if !pipe.jobs.is_empty() => {
-                pipe.await_word(Range::of_word(*at, *width));
+            Work::Word(word) if !pipe.jobs.is_empty() => {
+                pipe.await_word(word.range());
                 Some(0)
             }
             _ => None,
         };
-        let waits = ops.is_none() || matches!(job.work, Work::Word { .. });
+        let waits = ops.is_none() || matches!(job.work, Work::Word(_));
         let rest = waits.then(|| Box::new(Rest::of(job.work, now)));
         self.jobs[id as usize] = Some(State {
             qp: job.qp,
@@ -443,17 +446,7 @@ impl Rest {
                 lock: None,
                 written: false,
             }),
-            Work::Word {
-                at,
-                width,
-                sink,
-                new,
-            } => Task::Word(Word {
-                at,
-                width,
-                sink,
-                new,
-            }),
+            Work::Word(word) => Task::Word(word),
         };
         Self {
             task,

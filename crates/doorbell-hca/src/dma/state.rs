@@ -2,17 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
-use doorbell_wire::Width;
-
 use super::{
     WriteOrder,
     atomic::Atomic,
     channel::{Channel, JobId},
-    job::{DmaFailure, Pieces, Range, Ranges, put_old},
+    job::{DmaFailure, Pieces, Range, Ranges, Word, put_old},
     staging::Slot,
 };
-use crate::raw::Shared;
-
 pub(super) enum Task {
     Copy {
         pieces: Pieces,
@@ -24,27 +20,18 @@ pub(super) enum Task {
     Word(Word),
 }
 
-/// An atomic by the CPU.
-pub(super) struct Word {
-    pub(super) at: Shared<u8>,
-    pub(super) width: Width,
-    pub(super) sink: Option<Shared<u8>>,
-    pub(super) new: Box<dyn Fn(u64) -> u64 + Send>,
-}
-
 impl Task {
     /// May it be visible before or after its neighbours, as long as they do not touch the same bytes?
     pub(super) fn is_relaxed(&self, order: WriteOrder) -> bool {
-        order == WriteOrder::Relaxed && matches!(self, Self::Copy { signal: false, .. })
+        matches!(self, Self::Copy { signal, .. } if order.relaxes(*signal))
     }
 
     /// Does it read or write any of these bytes?
     pub(super) fn touches(&self, bytes: Range) -> bool {
         match self {
-            Self::Copy { pieces, .. } => (0..).map_while(|i| pieces.get(i)).any(|piece| {
-                let (from, to) = piece.ranges();
-                !from.is_apart(bytes) || !to.is_apart(bytes)
-            }),
+            Self::Copy { pieces, .. } => (0..)
+                .map_while(|i| pieces.get(i))
+                .any(|piece| piece.touches(bytes)),
             Self::Atomic(_) | Self::Word(_) => true,
         }
     }
@@ -152,12 +139,6 @@ pub(super) struct Turn {
     pub(super) to: Range,
     /// May it be visible before or after its neighbours, as long as they do not touch the same bytes?
     pub(super) relaxed: bool,
-}
-
-impl Turn {
-    pub(super) fn touches(&self, bytes: Range) -> bool {
-        !self.from.is_apart(bytes) || !self.to.is_apart(bytes)
-    }
 }
 
 impl Pipe {

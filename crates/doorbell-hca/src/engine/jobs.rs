@@ -11,7 +11,7 @@ use super::exec::Step;
 use super::keys::Use;
 use super::qp::{EngineQp, Target};
 use super::{LANES, lane};
-use crate::dma::{self, DmaCore, Job, Piece, Pieces, Source, Work};
+use crate::dma::{self, DmaCore, Job, Piece, Pieces, Source, Word, Work};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::Place;
@@ -147,24 +147,37 @@ impl EngineQp {
         if !self.may_issue(ctrl) {
             return Ok(false);
         }
+        let len = local.len();
+        let (pieces, inline) = match lone {
+            Some((there, here)) => {
+                let (src, dst) = if read { (there, here) } else { (here, there) };
+                let src = Source::Place(src);
+                (Pieces::One(Piece { src, dst, len }), false)
+            }
+            None => self.pieces(cx, remote, local, read)?,
+        };
+        // Where writes keep their order each of them is as a signal is: after everything before it.
+        let signal = inline
+            || imm.is_some()
+            || (!read && len > 0 && self.resolve(cx, Use::Write, remote.key)?.ordered);
+        let work = Work::Copy { pieces, signal };
+        self.start(cx, ctrl, work, len as u32, imm);
+        Ok(true)
+    }
+
+    /// The pieces of a transfer with their places, and whether any of them is in the WQE.
+    fn pieces(
+        &mut self,
+        cx: &mut Cx<'_>,
+        remote: Remote,
+        local: Payload<'_>,
+        read: bool,
+    ) -> Result<(Pieces, bool), Fault> {
         let (near, far) = if read {
             (Use::Sink, Use::Read)
         } else {
             (Use::Source, Use::Write)
         };
-        if let Some((there, here)) = lone {
-            let len = local.len();
-            let (src, dst) = match read {
-                false => (here, there),
-                true => (there, here),
-            };
-            let src = Source::Place(src);
-            // Where writes keep their order each of them is as a signal is: after everything before it.
-            let signal = imm.is_some() || (!read && self.resolve(cx, far, remote.key)?.ordered);
-            let pieces = Pieces::One(Piece { src, dst, len });
-            self.start(cx, ctrl, Work::Copy { pieces, signal }, len as u32, imm);
-            return Ok(true);
-        }
         let mut pieces = Vec::new();
         let mut inline = false;
         let mut offset = 0u64;
@@ -193,12 +206,7 @@ impl EngineQp {
             1 => pieces.pop().map_or(Pieces::Many(Vec::new()), Pieces::One),
             _ => Pieces::Many(pieces),
         };
-        let signal = inline
-            || imm.is_some()
-            || (!read && offset > 0 && self.resolve(cx, far, remote.key)?.ordered);
-        let work = Work::Copy { pieces, signal };
-        self.start(cx, ctrl, work, offset as u32, imm);
-        Ok(true)
+        Ok((pieces, inline))
     }
 
     /// Hands an atomic on a word of device memory to the copy pipeline.
@@ -245,13 +253,13 @@ impl EngineQp {
         if !self.may_issue_atomic(ctrl) {
             return false;
         }
-        let work = Work::Word {
+        let word = Word {
             at,
             width,
             sink: Some(sink),
             new: Box::new(new),
         };
-        self.start(cx, ctrl, work, width.bytes(), None);
+        self.start(cx, ctrl, Work::Word(word), width.bytes(), None);
         true
     }
 

@@ -264,12 +264,12 @@ fn what_the_cpu_reads_early_has_been_written() {
 
 /// A word of host memory that grows by one, as a signal does.
 fn count(word: &AtomicU64) -> Work {
-    Work::Word {
+    Work::Word(Word {
         at: Shared::from_ptr(word.as_ptr().cast()).unwrap(),
         width: Width::Eight,
         sink: None,
         new: Box::new(|old| old + 1),
-    }
+    })
 }
 
 /// A word of the host that outlives what watches it.
@@ -399,13 +399,13 @@ fn an_old_value_of_four_or_eight_bytes_goes_where_it_is_asked_for() {
             1,
             copy(host(&mut source), device(&dma, memory.addr(0, 0)), 8),
         );
-        let add = Work::Word {
+        let add = Word {
             at: Shared::from_ptr(value.as_ptr().cast()).unwrap(),
             width,
             sink: Shared::from_ptr(sink.as_ptr().cast()),
             new: Box::new(|old| old + 1),
         };
-        rig.start(1, add);
+        rig.start(1, Work::Word(add));
         assert_eq!(
             value.load(Ordering::Relaxed),
             7,

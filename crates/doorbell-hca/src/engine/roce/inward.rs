@@ -12,7 +12,7 @@ use doorbell_wire::Width;
 
 use super::memory::QpMemory;
 use super::staged::{Ended, IN};
-use crate::dma::{Buffer, Job, LARGE, Piece, Pieces, Source, Work};
+use crate::dma::{Buffer, Job, LARGE, Piece, Pieces, Source, Word, Work};
 use crate::engine::lane;
 use crate::mem::Place;
 use crate::raw::Shared;
@@ -304,12 +304,12 @@ impl QpMemory<'_, '_> {
             Atomic::CompareSwap { .. } => old,
         };
         let work = match word {
-            Place::Host(at) => Work::Word {
+            Place::Host(at) => Work::Word(Word {
                 at,
                 width: Width::Eight,
                 sink: None,
                 new: Box::new(new),
-            },
+            }),
             Place::Device { addr, dma } => Work::Atomic {
                 addr,
                 dma,
