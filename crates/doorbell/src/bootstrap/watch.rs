@@ -2,6 +2,7 @@
 //!
 //! Rank 0 has a connection to everybody, so it notices whoever dies and tells the others; they notice rank 0. Who leaves says so.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, MAX_FRAME, Stream};
@@ -20,57 +21,52 @@ impl Bootstrap {
                 if self.gone.contains_key(&0) {
                     return Ok(());
                 }
-                let (kind, ended) = (hub.peek_kind(), hub.hung_up());
-                let reason = match (kind, ended) {
-                    (Some(Kind::Fail), _) => {
+                let reason = match news(hub) {
+                    Some(News::Failed) => {
                         let frame = hub.receive(0, "watch", MAX_FRAME, Instant::now() + PARTING)?;
                         return Err(given_up(&frame));
                     }
-                    (Some(Kind::Bye), _) => None,
-                    (_, true) => Some(LOST.to_owned()),
-                    (_, false) => return Ok(()),
+                    Some(News::Left) => None,
+                    Some(News::Lost) => Some(LOST.to_owned()),
+                    None => return Ok(()),
                 };
                 self.gone.insert(0, reason.clone());
                 reason.map_or(Ok(()), |reason| Err(lost(0, reason)))
             }
             Role::Hub(peers) => {
-                let mut news = None;
+                let mut found = None;
                 for (peer, rank) in peers.iter_mut().zip(1u32..) {
                     if self.gone.contains_key(&rank) {
                         continue;
                     }
-                    if peer.peek_kind() == Some(Kind::Fail) {
-                        let end = Instant::now() + PARTING;
-                        let frame = peer.receive(rank, "watch", MAX_FRAME, end)?;
-                        let reason = String::from_utf8_lossy(&frame.body).into_owned();
-                        news = Some((
-                            rank,
-                            reason.clone(),
-                            BootstrapError::Failed { rank, reason },
-                        ));
-                        break;
-                    }
-                    if !(peer.hung_up() || is_leaving(peer)) {
-                        continue;
-                    }
-                    let reason = (!is_leaving(peer)).then(|| LOST.to_owned());
-                    self.gone.insert(rank, reason.clone());
-                    if let Some(reason) = reason {
-                        let error = lost(rank, reason);
-                        news = Some((0, error.to_string(), error));
-                        break;
+                    match news(peer) {
+                        Some(News::Failed) => {
+                            let end = Instant::now() + PARTING;
+                            let frame = peer.receive(rank, "watch", MAX_FRAME, end)?;
+                            let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                            let error = BootstrapError::Failed {
+                                rank,
+                                reason: reason.clone(),
+                            };
+                            found = Some((rank, reason, error));
+                            break;
+                        }
+                        Some(News::Left) => {
+                            self.gone.insert(rank, None);
+                        }
+                        Some(News::Lost) => {
+                            self.gone.insert(rank, Some(LOST.to_owned()));
+                            let error = lost(rank, LOST.to_owned());
+                            found = Some((0, error.to_string(), error));
+                            break;
+                        }
+                        None => {}
                     }
                 }
-                let Some((from, text, error)) = news else {
+                let Some((from, text, error)) = found else {
                     return Ok(());
                 };
-                let gone = &self.gone;
-                let others = peers
-                    .iter_mut()
-                    .zip(1u32..)
-                    .filter(|(_, rank)| *rank != from && !gone.contains_key(rank))
-                    .map(|(peer, _)| peer);
-                fail_all(others, from, sequence, text);
+                tell(peers, &self.gone, from, sequence, &text);
                 Err(error)
             }
         }
@@ -90,11 +86,7 @@ impl Bootstrap {
         match &mut self.role {
             Role::Leaf(_) if gone.contains_key(&0) => {}
             Role::Leaf(hub) => fail_all(std::iter::once(hub), rank, sequence, reason),
-            Role::Hub(peers) => {
-                let left = peers.iter_mut().zip(1u32..);
-                let left = left.filter(|(_, rank)| !gone.contains_key(rank));
-                fail_all(left.map(|(peer, _)| peer), rank, sequence, reason);
-            }
+            Role::Hub(peers) => tell(peers, gone, rank, sequence, reason),
         }
     }
 
@@ -130,6 +122,35 @@ fn lost(rank: u32, reason: String) -> BootstrapError {
     }
 }
 
-fn is_leaving(peer: &Stream) -> bool {
-    peer.peek_kind() == Some(Kind::Bye)
+/// What a connection says between collectives.
+enum News {
+    /// The rank has failed, and its words are there to be read.
+    Failed,
+    /// It said goodbye.
+    Left,
+    /// It ended without a word.
+    Lost,
+}
+
+fn news(peer: &Stream) -> Option<News> {
+    // In this order: what was sent before the end is there by then.
+    let ended = peer.hung_up();
+    match peer.peek_kind() {
+        Some(Kind::Fail) => Some(News::Failed),
+        Some(Kind::Bye) => Some(News::Left),
+        _ => ended.then_some(News::Lost),
+    }
+}
+
+/// Rank 0 tells the ranks that are left, except for the one that it is `from`.
+fn tell(
+    peers: &mut [Stream],
+    gone: &BTreeMap<u32, Option<String>>,
+    from: u32,
+    sequence: u32,
+    why: &str,
+) {
+    let left = peers.iter_mut().zip(1u32..);
+    let left = left.filter(|(_, rank)| *rank != from && !gone.contains_key(rank));
+    fail_all(left.map(|(peer, _)| peer), from, sequence, why);
 }
