@@ -6,8 +6,8 @@
 //     MODE  checks   (default) every call, then half round trips and rates
 //           rates    rates against blocks and contexts, large puts, half round trips
 //           million  a million signals, none of which may be lost
-//           fault    DOORBELL_FAULT fails a request of rank 0: every rank's host must hear of it in a second; then the job exits although
-//                    kernels spin, or, with DOORBELL_ON_ERROR=release, when they were let go
+//           fault    DOORBELL_FAULT fails a request of rank 0: every rank's host must hear of it (within 10 s; the row says when); then the job exits
+//                    although kernels spin, or, with DOORBELL_ON_ERROR=release, when they were let go
 //           killed   (processes) rank 1 is killed at work: likewise
 //
 // Rows of figures name the CPU cores that this process used meanwhile.
@@ -392,7 +392,7 @@ static unsigned long long run(Rank& r, const char* name, int rounds, size_t byte
   return r.job.out[1];
 }
 
-// A kernel waits for ever; the host hears why in a second.
+// A kernel waits for ever; the host must hear why.
 static void told(Rank& r) {
   r.job.rounds = 200;
   pthread_barrier_wait(&shared->together);

@@ -9,7 +9,9 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
 
 use common::gin::{Gin, Sharing, Signal, Win, With};
-use common::{Gather, LONG, Pages, beside, log_lines, logger_arg, ok, on_the_host, unsafe_one};
+use common::{
+    Gather, LONG, Pages, beside, each, log_lines, logger_arg, ok, on_the_host, unsafe_one,
+};
 use doorbell_nccl::abi::Status;
 use doorbell_nccl::abi::gin::GinV11;
 use doorbell_nccl::abi::net::{DeviceHandle, NetPropertiesV11, NetV11};
@@ -186,18 +188,11 @@ impl Old {
 }
 
 fn threads(ranks: usize, body: impl Fn(&Old) -> Vec<(*mut c_void, Win)> + Sync) {
-    on_the_host();
-    let gather = Gather::new(ranks);
-    std::thread::scope(|scope| {
-        for rank in 0..ranks {
-            let (gather, body) = (&gather, &body);
-            scope.spawn(move || {
-                let one = Old::connect(rank, gather);
-                let windows = body(&one);
-                one.gather.barrier(rank);
-                one.close(windows);
-            });
-        }
+    each(ranks, |rank, gather| {
+        let one = Old::connect(rank, gather);
+        let windows = body(&one);
+        one.gather.barrier(rank);
+        one.close(windows);
     });
 }
 

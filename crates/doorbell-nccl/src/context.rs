@@ -312,22 +312,12 @@ impl Contexts {
         parts: Parts,
         theirs: &[Vec<u8>],
     ) -> Result<Self> {
-        let heads: Vec<Vec<u8>> = theirs
-            .iter()
-            .map(|t| t[..t.len().min(8)].to_vec())
-            .collect();
         let tails: Vec<Vec<u8>> = theirs
             .iter()
             .map(|t| t[t.len().min(8)..].to_vec())
             .collect();
         parts.qps.connect(&tails)?;
-        let signal_keys = keys(&heads);
-        let counter_keys = keys(
-            &heads
-                .iter()
-                .map(|h| h[h.len().min(4)..].to_vec())
-                .collect::<Vec<_>>(),
-        );
+        let (signal_keys, counter_keys) = (keys(theirs, 0), keys(theirs, 1));
 
         let plan = Plan::new(request, comm.ranks);
         let base = parts.structures.device_addr();

@@ -13,6 +13,7 @@ use crate::abi::{HANDLE, Logger, PTR_CUDA, PTR_HOST, Status};
 use crate::comm::{Comm, Listening};
 use crate::context::{Contexts, Form, Request};
 use crate::error::SUCCESS;
+use crate::settings::Settings;
 use crate::window::Window;
 use crate::{Error, Result, log};
 
@@ -157,11 +158,24 @@ pub(crate) unsafe fn store<T>(
 
 /// `init`.
 pub(crate) unsafe extern "C" fn init(ctx: *mut *mut c_void, _: u64, logger: Logger) -> Status {
+    // SAFETY: passed on.
+    unsafe { begin(ctx, logger, || Ok(())) }
+}
+
+/// `init`, with what else a table has to `check` before it is taken.
+///
+/// # Safety
+/// `ctx` is null or valid for a write.
+pub(crate) unsafe fn begin(
+    ctx: *mut *mut c_void,
+    logger: Logger,
+    check: impl FnOnce() -> Result<()>,
+) -> Status {
     guard("init", || {
         present("init", &[("ctx", ctx.cast())])?;
         log::begin(logger);
         // Said now, and not when the ranks have met: NCCL then looks for another backend.
-        if let Err(error) = crate::settings::Settings::read() {
+        if let Err(error) = check().and_then(|()| Settings::read()) {
             log::warn(&error);
             log::end();
             return Err(error);

@@ -13,6 +13,7 @@ pub(crate) struct Health {
     who: String,
     /// What went wrong first.
     failure: OnceLock<String>,
+    /// Of the watch's thread alone, so its order pairs with nothing.
     told: AtomicBool,
 }
 

@@ -15,6 +15,7 @@ mod error;
 mod handle;
 mod health;
 mod log;
+mod maps;
 mod memfd;
 mod node;
 mod qps;

@@ -11,47 +11,15 @@ use std::sync::Arc;
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
-/// A mapping of `/proc/self/maps`.
-#[derive(Debug, PartialEq, Eq)]
-struct Mapping {
-    start: usize,
-    end: usize,
-    shared: bool,
-    offset: usize,
-    inode: u64,
-    memfd: bool,
-}
-
-impl Mapping {
-    /// `7f00-7f10 rw-s 00000000 00:01 1027 /memfd:name (deleted)`
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let rights = words.next()?;
-        let offset = usize::from_str_radix(words.next()?, 16).ok()?;
-        let _device = words.next()?;
-        let inode = words.next()?.parse().ok()?;
-        Some(Self {
-            start: usize::from_str_radix(start, 16).ok()?,
-            end: usize::from_str_radix(end, 16).ok()?,
-            shared: rights.ends_with('s'),
-            offset,
-            inode,
-            memfd: words.next().is_some_and(|name| name.starts_with("/memfd:")),
-        })
-    }
-}
+use crate::maps::Mapping;
 
 /// The memfd behind `len` bytes at `addr`, and the offset in it; `None` if they lie in no memfd, in more than one mapping, if its size may change, or if
 /// the descriptor was closed.
 pub(crate) fn behind(addr: usize, len: usize) -> Option<(Arc<OwnedFd>, usize)> {
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let end = addr.checked_add(len)?;
-    let mapping = maps
-        .lines()
-        .filter_map(Mapping::parse)
-        .find(|m| m.start <= addr && addr < m.end)?;
-    if !(mapping.shared && mapping.memfd && end <= mapping.end) {
+    let mapping = Mapping::at(addr)?;
+    let is_memfd = mapping.name.is_some_and(|name| name.starts_with("/memfd:"));
+    if !(mapping.shared && is_memfd && end <= mapping.end) {
         return None;
     }
     for entry in fs::read_dir("/proc/self/fd").ok()?.flatten() {
@@ -93,21 +61,6 @@ fn is_sealed(path: &Path) -> bool {
 mod tests {
     use super::*;
     use doorbell_hca::shm::SharedRegion;
-
-    #[test]
-    fn lines_of_the_kernel() {
-        let line =
-            "7f0000-7f2000 rw-s 00001000 00:01 1027                       /memfd:a b (deleted)";
-        let m = Mapping::parse(line).expect("a mapping");
-        assert_eq!(
-            (m.start, m.end, m.offset, m.inode),
-            (0x7f0000, 0x7f2000, 0x1000, 1027)
-        );
-        assert!(m.shared && m.memfd);
-        let m = Mapping::parse("7ffc-7ffd rw-p 00000000 00:00 0    [stack]").expect("one");
-        assert!(!m.shared && !m.memfd);
-        assert_eq!(Mapping::parse("nonsense"), None);
-    }
 
     #[test]
     #[cfg_attr(miri, ignore = "reads /proc")]

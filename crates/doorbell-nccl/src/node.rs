@@ -152,6 +152,13 @@ struct PeerEntry {
     peer: Peer,
 }
 
+impl PeerEntry {
+    /// Has it gone in order?
+    fn has_left(&self) -> bool {
+        matches!(self.peer.gone(), Some(Gone::Closed | Gone::ClosedHere))
+    }
+}
+
 struct Idle {
     qpn: u32,
     flushed: u64,
@@ -282,8 +289,7 @@ impl Watch {
                 let Some(entry) = lists.peers.get(peer) else {
                     return;
                 };
-                let left = matches!(entry.peer.gone(), Some(Gone::Closed | Gone::ClosedHere));
-                if !left {
+                if !entry.has_left() {
                     let rank = entry.rank;
                     entry
                         .health
@@ -400,7 +406,7 @@ impl Lists {
         let left = || {
             let same = |p: &&PeerEntry| p.rank == rank && Arc::ptr_eq(&p.health, &entry.health);
             let peer = self.peers.values().find(same);
-            peer.is_some_and(|p| matches!(p.peer.gone(), Some(Gone::Closed | Gone::ClosedHere)))
+            peer.is_some_and(PeerEntry::has_left)
         };
         if fault.vendor() == Vendor::PEER_DEAD && left() {
             let flushed = entry.qp.counters().flushed;

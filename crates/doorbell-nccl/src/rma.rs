@@ -16,7 +16,7 @@ use crate::entry::Held;
 use crate::error::posted;
 use crate::qps::{Qps, Shape};
 use crate::shadow::Shadow;
-use crate::window::{FLAG_NEVER_RESET, Region};
+use crate::window::{FLAG_NEVER_RESET, FLAG_STRICT, Region};
 use crate::{Error, Result};
 
 /// How long a post waits for room in its queue: engines empty it all the time, unless they are dead.
@@ -63,7 +63,11 @@ impl RmaWindow {
                 addr,
                 size,
                 kind,
-                if is_shadowed { 0 } else { flags },
+                if is_shadowed {
+                    flags & !FLAG_STRICT
+                } else {
+                    flags
+                },
                 shadow,
             )?
         };

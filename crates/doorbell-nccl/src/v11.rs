@@ -14,6 +14,7 @@ use crate::abi::{Logger, PTR_CUDA, PTR_HOST, Status};
 use crate::comm::Comm;
 use crate::context::{Form, Request};
 use crate::entry::{self, guard, store};
+use crate::maps::Mapping;
 use crate::{Error, Result, log};
 
 fn properties_of(
@@ -66,15 +67,7 @@ unsafe extern "C" fn net_properties(dev: c_int, to: *mut NetPropertiesV11) -> St
 
 /// Which release of NCCL calls: its logger lies in its object, which says so.
 fn release(logger: Logger) -> Option<u32> {
-    let at = logger? as *const () as usize;
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let path = maps.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |text| usize::from_str_radix(text, 16).ok();
-        let inside = (number(start)?..number(end)?).contains(&at);
-        inside.then(|| words.nth(4).map(str::to_owned)).flatten()
-    })?;
+    let path = Mapping::at(logger? as *const () as usize)?.name?;
     // SAFETY: an object that is loaded already: nothing of it runs.
     let library = unsafe {
         libloading::os::unix::Library::open(
@@ -98,18 +91,13 @@ const RTLD_NOLOAD: c_int = 4;
 /// The first release whose device code has other structures than this table's contexts.
 const TOO_NEW: u32 = 23_000;
 
-unsafe extern "C" fn gin_init(ctx: *mut *mut c_void, comm: u64, logger: Logger) -> Status {
-    if let Some(found) = release(logger).filter(|v| *v >= TOO_NEW) {
-        return guard("init", || {
-            log::begin(logger);
-            let error = Error::Release { found };
-            log::warn(&error);
-            log::end();
-            Err(error)
-        });
-    }
+unsafe extern "C" fn gin_init(ctx: *mut *mut c_void, _: u64, logger: Logger) -> Status {
+    let check = || match release(logger).filter(|v| *v >= TOO_NEW) {
+        Some(found) => Err(Error::Release { found }),
+        None => Ok(()),
+    };
     // SAFETY: NCCL's out parameter.
-    unsafe { entry::init(ctx, comm, logger) }
+    unsafe { entry::begin(ctx, logger, check) }
 }
 
 unsafe extern "C" fn create_context(

@@ -35,12 +35,10 @@ pub(crate) fn key_bytes(keys: &[u32]) -> Vec<u8> {
     keys.iter().flat_map(|k| k.to_be_bytes()).collect()
 }
 
-/// The keys of all ranks, as they came.
-pub(crate) fn keys(parts: &[Vec<u8>]) -> Vec<u32> {
-    parts
-        .iter()
-        .map(|p| p.first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b)))
-        .collect()
+/// Key number `nth` of each rank's, as they came.
+pub(crate) fn keys(parts: &[Vec<u8>], nth: usize) -> Vec<u32> {
+    let key = |part: &Vec<u8>| Some(u32::from_le_bytes(*part.get(4 * nth..)?.first_chunk()?));
+    parts.iter().map(|part| key(part).unwrap_or(0)).collect()
 }
 
 impl Region {
@@ -74,9 +72,8 @@ impl Region {
         });
         let all = comm.gather("regMrSym", mine.as_ref().map(|k| &k[..]).map_err(|e| *e))?;
         let (mr, (more, _)) = mr?;
-        let seconds: Vec<Vec<u8>> = all.iter().map(|k| k[k.len().min(4)..].to_vec()).collect();
-        let keys = keys(&all);
-        Ok((Self { mr, keys }, more, self::keys(&seconds)))
+        let (keys, seconds) = (keys(&all, 0), keys(&all, 1));
+        Ok((Self { mr, keys }, more, seconds))
     }
 
     /// Ends it: afterwards nobody reaches the memory by it.

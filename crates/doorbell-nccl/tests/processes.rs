@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::gin::{Failed, Signal, With};
 use common::jobs::{Part, play, start};
 use common::scenes::{all_to_all, whole};
-use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host};
+use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
 
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
@@ -132,14 +132,11 @@ fn dies_at_work(rank: usize, gather: &Arc<Gather>) {
         std::process::abort();
     }
     let died = Instant::now();
-    while !context.has_error() {
-        assert!(
-            died.elapsed() < Duration::from_secs(5),
-            "nobody told this rank: {:?}",
-            log_lines()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    assert!(
+        soon(Duration::from_secs(5), || context.has_error()),
+        "nobody told this rank: {:?}",
+        log_lines()
+    );
     let text = log_lines().join("\n");
     assert!(text.contains(&format!("rank {last}")), "{text}");
     std::fs::write(
@@ -204,13 +201,6 @@ fn fault(rank: usize, gather: &Arc<Gather>, release: bool) {
     let peer = (rank + 1) % one.ranks;
     gather.barrier(rank);
     let begin = Instant::now();
-    let told = || {
-        while_not(
-            || context.has_error(),
-            Duration::from_secs(5),
-            "a rank is not told",
-        )
-    };
     let ends = &AtomicBool::new(false);
     std::thread::scope(|scope| {
         // NVIDIA's code, which nobody can end. Without release the test looks on for a while, and then plays the end of the process.
@@ -241,10 +231,18 @@ fn fault(rank: usize, gather: &Arc<Gather>, release: bool) {
                 gin.flush_all(LONG).expect("everything completes");
             }
         });
-        told();
+        assert!(
+            soon(Duration::from_secs(5), || context.has_error()),
+            "rank {rank} is not told: {:?}",
+            log_lines()
+        );
         println!("rank {rank}: told after {} ms", begin.elapsed().as_millis());
         if release {
-            while_not(|| kernel.is_finished(), LONG, "the kernel is not let go");
+            assert!(
+                soon(LONG, || kernel.is_finished()),
+                "the kernel is not let go: {:?}",
+                log_lines()
+            );
         } else {
             std::thread::sleep(Duration::from_millis(300));
             assert!(!kernel.is_finished(), "the kernel was let go");
@@ -262,14 +260,6 @@ fn fault(rank: usize, gather: &Arc<Gather>, release: bool) {
     context.destroy();
     one.deregister(window);
     one.close();
-}
-
-fn while_not(done: impl Fn() -> bool, time: Duration, what: &str) {
-    let deadline = Instant::now() + time;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: {:?}", log_lines());
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -363,14 +353,7 @@ fn dies_between(rank: usize, gather: &Arc<Gather>, at: usize) {
 }
 
 fn hears(context: &Context) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !context.has_error() {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    true
+    soon(Duration::from_secs(10), || context.has_error())
 }
 
 #[test]

@@ -3,26 +3,13 @@
 
 mod common;
 
-use std::sync::Arc;
-
 use common::rma::{CUDA, Handle, RmaRank, SIGNALS, proxy, rma_table};
-use common::{Gather, LONG, Pages, log_lines, on_the_host};
-
-fn threads(ranks: usize, body: impl Fn(usize, &Arc<Gather>) + Sync) {
-    on_the_host();
-    let gather = Gather::new(ranks);
-    std::thread::scope(|scope| {
-        for rank in 0..ranks {
-            let (gather, body) = (&gather, &body);
-            scope.spawn(move || body(rank, gather));
-        }
-    });
-}
+use common::{LONG, Pages, each, log_lines, soon};
 
 #[test]
 fn puts_signals_and_gets_of_the_proxy() {
     for ranks in [1, 2, 3] {
-        threads(ranks, |rank, gather| {
+        each(ranks, |rank, gather| {
             let one = RmaRank::connect(rank, gather, 2);
             proxy(&one, Pages::new, 2000);
             one.close();
@@ -32,7 +19,7 @@ fn puts_signals_and_gets_of_the_proxy() {
 
 #[test]
 fn signals_that_may_be_reset_are_words_of_the_region_itself() {
-    threads(2, |rank, gather| {
+    each(2, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);
         let words = Pages::new(4096);
         let signals = one.register(&words, CUDA, 1);
@@ -53,7 +40,7 @@ fn signals_that_may_be_reset_are_words_of_the_region_itself() {
 
 #[test]
 fn more_than_a_gibibyte_goes_in_pieces_with_the_signal_behind_the_last() {
-    threads(1, |rank, gather| {
+    each(1, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);
         let len = (1usize << 30) + 4096;
         let (source, target, words) = (Pages::new(len), Pages::repeated(len), Pages::new(64));
@@ -74,7 +61,7 @@ fn more_than_a_gibibyte_goes_in_pieces_with_the_signal_behind_the_last() {
 
 #[test]
 fn a_wrong_request_fails_its_test_and_is_told_to_the_hosts() {
-    threads(2, |rank, gather| {
+    each(2, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);
         let pages = Pages::new(4096);
         let handle = one.register(&pages, CUDA, 0);
@@ -84,7 +71,7 @@ fn a_wrong_request_fails_its_test_and_is_told_to_the_hosts() {
             // ncclRemoteError.
             assert_eq!(one.wait(put), Err(6));
         }
-        assert!(one.hears_of_an_error(LONG), "rank {rank}");
+        assert!(soon(LONG, || one.has_error()), "rank {rank}");
         gather.barrier(rank);
         one.deregister(handle);
         one.close();
@@ -93,7 +80,7 @@ fn a_wrong_request_fails_its_test_and_is_told_to_the_hosts() {
 
 #[test]
 fn absurd_arguments_are_refused() {
-    threads(1, |rank, gather| {
+    each(1, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);
         let pages = Pages::new(4096);
         let handle = one.register(&pages, CUDA, 0);

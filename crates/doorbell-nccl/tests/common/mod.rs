@@ -567,22 +567,34 @@ pub fn on_the_host() {
     });
 }
 
-/// Runs `body` as so many ranks, one thread each, connected.
-pub fn threads(ranks: usize, body: impl Fn(&Rank) + Sync) {
+/// Runs `body` as so many ranks, one thread each.
+pub fn each(ranks: usize, body: impl Fn(usize, &Arc<Gather>) + Sync) {
     on_the_host();
     let gather = Gather::new(ranks);
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..ranks)
             .map(|rank| {
                 let (gather, body) = (&gather, &body);
-                scope.spawn(move || {
-                    let one = Rank::connect(rank, gather);
-                    body(&one);
-                    one.gather.barrier(rank);
-                    one.close();
-                })
+                scope.spawn(move || body(rank, gather))
             })
             .collect();
         all.into_iter().for_each(|t| t.join().expect("a rank"));
     });
+}
+
+/// As [`each`], connected.
+pub fn threads(ranks: usize, body: impl Fn(&Rank) + Sync) {
+    each(ranks, |rank, gather| scenes::whole(rank, gather, &body));
+}
+
+/// Does it come to hold in time?
+pub fn soon(time: Duration, done: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + time;
+    while !done() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use doorbell_nccl::abi::Status;
 use doorbell_nccl::abi::net::NetPropertiesV12;
@@ -281,17 +281,6 @@ impl RmaRank {
         };
         ok(status, "queryLastError");
         has
-    }
-
-    pub fn hears_of_an_error(&self, time: Duration) -> bool {
-        let deadline = Instant::now() + time;
-        while !self.has_error() {
-            if Instant::now() >= deadline {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        true
     }
 
     pub fn close(self) {
