@@ -5,22 +5,22 @@
 mod common;
 #[path = "common/device.rs"]
 mod device;
+#[path = "common/place.rs"]
+mod place;
 mod process;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{MockQp, Options, PATIENCE, RQ_LOG, Region, Replay, Rig, seed};
-use device::{BASE, Device};
-use doorbell_hca::dma::Dma;
+use common::{MockQp, Options, PATIENCE, RQ_LOG, Replay, Rig, seed};
+use device::Device;
 use doorbell_hca::link::{PART, Part, RemoteQp};
 use doorbell_hca::shm::{Peer, Shm, ShmConfig, ShmLink, SlotQp};
-use doorbell_hca::{
-    Access, Addressing, Destination, Fault, HcaConfig, Memory, Mr, MrConfig, QpState,
-};
+use doorbell_hca::{Access, Addressing, Destination, Fault, HcaConfig, QpState};
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::{Local, Syndrome, Wqe};
+use place::Place;
 use process::{Other, Side, at, role};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -114,59 +114,6 @@ fn ends() -> Ends {
     Ends::new(PATIENCE, options(), options())
 }
 
-/// A region of either kind.
-enum Place {
-    Host(Region),
-    Device(Mr, Arc<Device>),
-}
-
-impl Place {
-    fn new(rig: &Rig, device: Option<&Arc<Device>>, len: usize) -> Self {
-        let Some(device) = device else {
-            return Self::Host(rig.region(len));
-        };
-        let dma: Arc<dyn Dma> = device.clone();
-        let config = MrConfig {
-            memory: Memory::Device {
-                addr: BASE,
-                len,
-                dma,
-                keep: Arc::new(()),
-            },
-            access: Access::ALL,
-            addressing: Addressing::Zero,
-            pd: rig.pd,
-        };
-        // SAFETY: the device checks its own bounds.
-        Self::Device(
-            unsafe { rig.hca.register(config) }.expect("register"),
-            Arc::clone(device),
-        )
-    }
-
-    fn local(&self, addr: u64, len: u32) -> Local {
-        let key = match self {
-            Self::Host(region) => region.key(),
-            Self::Device(mr, _) => mr.key(),
-        };
-        Local { addr, len, key }
-    }
-
-    fn fill(&self, offset: usize, bytes: &[u8]) {
-        match self {
-            Self::Host(region) => region.fill(offset, bytes),
-            Self::Device(_, device) => device.fill(offset, bytes),
-        }
-    }
-
-    fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
-        match self {
-            Self::Host(region) => region.bytes(offset, len),
-            Self::Device(_, device) => device.bytes(offset, len),
-        }
-    }
-}
-
 #[test]
 fn messages_of_every_length_arrive_whole_and_in_order() {
     const LEN: usize = 6 * PART * 16;
@@ -177,8 +124,8 @@ fn messages_of_every_length_arrive_whole_and_in_order() {
         let mut ends = ends();
         let device = || Device::random(LEN, 4, true, seed);
         let (here, there) = (device(), device());
-        let src = Place::new(&ends.a.rig, (kinds & 1 != 0).then_some(&here), LEN);
-        let dst = Place::new(&ends.b.rig, (kinds & 2 != 0).then_some(&there), LEN);
+        let src = Place::new(&ends.a.rig, (kinds & 1 != 0).then_some((&here, 0)), LEN);
+        let dst = Place::new(&ends.b.rig, (kinds & 2 != 0).then_some((&there, 0)), LEN);
         let mut bytes = vec![0; LEN];
         random.fill(&mut bytes[..]);
         src.fill(0, &bytes);
@@ -310,7 +257,7 @@ fn receives_that_do_not_fit_fail_both_ends() {
                     .rig
                     .region_with(len as usize, rights, Addressing::Zero, ends.b.rig.pd);
             let device = Device::new(1 << 20, 1, true);
-            let place = Place::new(&ends.b.rig, Some(&device), len as usize);
+            let place = Place::new(&ends.b.rig, Some((&device, 0)), len as usize);
             let sink = match what {
                 "short" => dst.local(0, len - 1),
                 "read only" => closed.local(0, len),

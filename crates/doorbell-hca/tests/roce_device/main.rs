@@ -8,6 +8,8 @@ mod device;
 mod model;
 #[path = "../common/roce.rs"]
 mod net;
+#[path = "../common/place.rs"]
+mod place;
 mod sides;
 
 use std::sync::Arc;
@@ -21,8 +23,9 @@ use doorbell_hca::{Fault, HcaError, QpState};
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::roce::Transport;
 use doorbell_wire::{Local, Opcode, Remote, Wqe, seg};
+use place::Place;
 use rand::{SeedableRng, rngs::StdRng};
-use sides::{DEVICE, Place, Side, noise, pair, patient, until};
+use sides::{DEVICE, Side, noise, pair, patient, until};
 
 /// Large messages are moved by few copies, in both roles and both directions.
 #[test]

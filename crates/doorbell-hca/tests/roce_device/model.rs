@@ -5,6 +5,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::common::{PATIENCE, Replay, seed};
 use crate::device::Device;
+use crate::place::Place;
 use crate::sides::*;
 use doorbell_hca::roce::transport::Config;
 

@@ -1,16 +1,11 @@
-//! Two ends, and regions that are here or behind a device.
+//! Two ends whose queue pairs are connected over packets.
 
-use std::sync::Arc;
-
-use doorbell_hca::dma::Dma;
 use doorbell_hca::roce::RocePort;
 use doorbell_hca::roce::transport::Config;
-use doorbell_hca::{Access, Addressing, HcaConfig, Memory, Mr, MrConfig};
-use doorbell_wire::{Local, Remote};
+use doorbell_hca::{Access, HcaConfig};
 use rand::{Rng, rngs::StdRng};
 
-use crate::common::{MockQp, Options, Region, Rig};
-use crate::device::{BASE, Device};
+use crate::common::{MockQp, Options, Rig};
 use crate::net;
 
 pub(crate) const DEVICE: usize = 4 << 20;
@@ -52,67 +47,6 @@ pub(crate) fn until(a: &Side, b: &Side, mut done: impl FnMut() -> bool) -> bool 
         b.rig.driver.poll();
         done()
     })
-}
-
-/// A region, here or behind a device.
-pub(crate) enum Place {
-    Host(Region),
-    Device(Mr, Arc<Device>, usize),
-}
-
-impl Place {
-    /// `at`: where on the device, if there is one.
-    pub(crate) fn new(rig: &Rig, device: Option<(&Arc<Device>, usize)>, len: usize) -> Self {
-        let Some((device, at)) = device else {
-            return Self::Host(rig.region(len));
-        };
-        let dma: Arc<dyn Dma> = device.clone();
-        let config = MrConfig {
-            memory: Memory::Device {
-                addr: BASE + at as u64,
-                len,
-                dma,
-                keep: Arc::new(()),
-            },
-            access: Access::ALL,
-            addressing: Addressing::Zero,
-            pd: rig.pd,
-        };
-        // SAFETY: the device checks its own bounds.
-        let mr = unsafe { rig.hca.register(config) }.expect("register");
-        Self::Device(mr, Arc::clone(device), at)
-    }
-
-    pub(crate) fn remote(&self, addr: u64) -> Remote {
-        let key = match self {
-            Self::Host(region) => region.key(),
-            Self::Device(mr, ..) => mr.key(),
-        };
-        Remote { addr, key }
-    }
-
-    pub(crate) fn local(&self, addr: u64, len: u32) -> Local {
-        let Remote { key, .. } = self.remote(addr);
-        Local { addr, len, key }
-    }
-
-    pub(crate) fn fill(&self, offset: usize, bytes: &[u8]) {
-        match self {
-            Self::Host(region) => region.fill(offset, bytes),
-            Self::Device(_, device, at) => device.fill(at + offset, bytes),
-        }
-    }
-
-    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
-        match self {
-            Self::Host(region) => region.bytes(offset, len),
-            Self::Device(_, device, at) => device.bytes(at + offset, len),
-        }
-    }
-
-    pub(crate) fn word(&self, offset: usize) -> u64 {
-        u64::from_le_bytes(self.bytes(offset, 8).try_into().expect("eight"))
-    }
 }
 
 /// Half a minute: nothing may need it but what is lost.
