@@ -185,14 +185,14 @@ impl UdpPort {
                 Some((expected, Check::Exact))
             } else {
                 // A piece of a train, the rest of which came apart; or another implementation.
-                let base = |flow: &mut FlowCrc| {
-                    let id = light.then(|| flow.solve_base(stored, len, packet));
-                    id.flatten().filter(|id| *id < crate::path::TRAIN)
-                };
-                let id = flow.solve(stored, packet).or_else(|| base(flow));
-                id.map(|id| {
-                    let ours = id < crate::path::TRAIN;
-                    (id, if ours { Check::Exact } else { Check::Explained })
+                let ours = |id: &u16| *id < crate::path::TRAIN;
+                let mut id = flow.solve(stored, packet);
+                if id.is_none() && light {
+                    id = flow.solve_base(stored, len, packet).filter(ours);
+                }
+                id.map(|id| match ours(&id) {
+                    true => (id, Check::Exact),
+                    false => (id, Check::Explained),
                 })
             };
             match found {

@@ -188,19 +188,16 @@ impl<P> Pcapng<P> {
         let Some(file) = self.file.take() else { return };
         // A part of what was gathered may be in the file: the whole blocks of it stay. Pipes and devices have no length.
         let there = file.metadata().map_or(0, |m| m.len());
-        let (mut end, mut lost, mut cut) = (0, 0, false);
-        while let Some([kind, len]) = two_words(&self.waiting[end..]) {
-            end += len as usize;
-            if self.written + end as u64 <= there {
-                continue;
-            }
-            lost += u64::from(kind == PACKET);
-            let whole = (end - len as usize) as u64;
-            if !std::mem::replace(&mut cut, true) {
-                let _ = file.set_len(self.written + whole);
+        let (mut end, mut rest) = (self.written, &self.waiting[..]);
+        while let Some([kind, len]) = two_words(rest) {
+            rest = &rest[len as usize..];
+            end += u64::from(len);
+            match end <= there {
+                true => self.written = end,
+                false => self.lost += u64::from(kind == PACKET),
             }
         }
-        self.lost += lost;
+        let _ = file.set_len(self.written);
         self.waiting = Vec::new();
         tracing::warn!(
             "the capture {} has ended, the transfer goes on: {error}; make room, or capture less (--iters, --secs)",

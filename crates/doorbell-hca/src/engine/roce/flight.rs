@@ -100,7 +100,7 @@ impl Flight {
 
     #[inline]
     pub(in crate::engine) fn is_full(&self) -> bool {
-        self.queue.len() >= LIMIT
+        self.room() == 0
     }
 
     /// WQEs that may still be pushed.
@@ -168,7 +168,10 @@ impl Flight {
         let done = front.local || through.is_some_and(|t| front.at <= t);
         // Only these are moved; the whole is several times as large.
         let said = (front.at, front.ctrl, front.byte_cnt);
-        done.then(|| drop(self.queue.pop_front())).map(|()| said)
+        done.then(|| {
+            self.queue.pop_front();
+            said
+        })
     }
 
     /// Those from slot `at` on are not under way after all.

@@ -2,7 +2,7 @@
 //! and most of them not at all: one acknowledges all before it.
 //!
 //! A queue pair that has answered each request in the very next round holds what it owes for that round. An answer then leaves
-//! acknowledgements behind, which go with every [`BEHIND`]th. Who counts completions instead of answers waits for them: when the next request
+//! acknowledgements behind, which go with the one after [`BEHIND`] such. Who counts completions instead of answers waits for them: when the next request
 //! does not come within [`PATIENCE`], they leave by themselves, and answers are trusted less.
 
 /// Requests in a row that were answered in the next round, after which acknowledgements are held for one.
