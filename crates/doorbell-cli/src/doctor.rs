@@ -3,7 +3,7 @@
 //! Nothing is opened but files, so it runs where nothing else of this command would. Its exit status
 //! is the verdict, hence its own errors are 3 here, not 1.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -60,7 +60,7 @@ fn judge(args: &DoctorArgs) -> Result<u8> {
         Some(to) => {
             let recorder = Recorder::new(&*tree);
             let report = examine(&recorder);
-            recorder.manifest().write(to)?;
+            write(&recorder.manifest(), to)?;
             report
         }
     };
@@ -72,6 +72,19 @@ fn judge(args: &DoctorArgs) -> Result<u8> {
     };
     crate::out::say(&text)?;
     Ok(report.verdict.status())
+}
+
+/// Into the folder `to` when there is one, else as text into a file of that name.
+fn write(capture: &Manifest, to: &Path) -> Result<(), doorbell_doctor::Error> {
+    if to.is_dir() {
+        return capture.write(to);
+    }
+    doorbell::input::create(to)
+        .and_then(|mut file| file.write_all(capture.capture().as_bytes()))
+        .map_err(|source| doorbell_doctor::Error::Capture {
+            path: to.to_owned(),
+            source,
+        })
 }
 
 /// A capture of a machine of hundreds of GPUs has some megabytes.

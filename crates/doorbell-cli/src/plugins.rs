@@ -1,5 +1,6 @@
 //! The plug-ins that other libraries load: where they are, for which installed library, and the variables that make it load them.
 
+use std::ops::Range;
 use std::path::Path;
 
 use doorbell_doctor::{NcclFound, nccl_with_plugin, tree::Live};
@@ -77,15 +78,14 @@ fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     }
 }
 
-/// What is said of releases that look inside a network plug-in.
+/// Releases that look inside a network plug-in. Those of 2.30 before 2.30.7 are refused: their device code has yet other structures.
+const OLD: Range<(u32, u32, u32)> = (2, 28, 7)..(2, 30, 0);
 const OLDER: &str = "it loads libnccl-net-doorbell.so, beside the plug-in: NCCL_NET_PLUGIN instead of NCCL_GIN_PLUGIN, for ranks of one host";
 
 /// The plug-in, or for older releases the one beside it.
 fn judge(found: NcclFound) -> Found {
-    let mut numbers = found.version.as_deref().unwrap_or("").split('.');
-    let mut next = || numbers.next()?.parse::<u32>().ok();
-    let (fits, why) = match (next(), next(), next()) {
-        (Some(2), Some(28), Some(7..)) | (Some(2), Some(29), _) => (Some(true), OLDER.to_owned()),
+    let (fits, why) = match found.release {
+        Some(release) if OLD.contains(&release) => (Some(true), OLDER.to_owned()),
         _ => (found.loads, found.why),
     };
     Found {

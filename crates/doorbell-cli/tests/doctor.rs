@@ -71,4 +71,11 @@ fn a_capture_judges_the_same() {
     assert_eq!(there.status.code(), here.status.code());
     let unwritable = doctor(&["--capture", "/nowhere/at/all"]);
     assert_eq!(unwritable.status.code(), Some(3));
+    let pipe = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let unread = doctor(&["--capture", pipe.to_str().unwrap()]);
+    assert_eq!(unread.status.code(), Some(3));
+    let said = text(&unread.stderr);
+    assert!(said.contains("nobody reads"), "{said}");
 }

@@ -79,6 +79,8 @@ pub(super) fn judge(facts: &Facts, found: &Found) -> Library {
 pub struct NcclFound {
     /// Its version, when it could be read.
     pub version: Option<String>,
+    /// The same as numbers.
+    pub release: Option<(u32, u32, u32)>,
     /// The folder of the library.
     pub path: String,
     /// It loads the plug-in; null: its version is not known.
@@ -117,6 +119,7 @@ pub(super) fn with_plugin(found: Found, exports: &[&str]) -> NcclFound {
     };
     NcclFound {
         version: found.version,
+        release: known,
         path: found.path,
         loads,
         why,

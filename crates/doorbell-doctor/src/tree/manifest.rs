@@ -20,7 +20,7 @@ use super::{Denied, Kind, OWN, Tree};
 use crate::error::Error;
 
 /// The last line of a capture: without it, it was cut off on its way.
-pub(super) const END: &str = "# end of capture";
+const END: &str = "# end of capture";
 
 /// What one path holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,12 @@ impl Manifest {
                 mark: "the line `# end of capture`",
             }),
         }
+    }
+
+    /// The text of a capture: what [`Self::whole`] reads.
+    pub fn capture(&self) -> String {
+        let head = "# doorbell doctor --capture: read it before you send it; `doorbell doctor --root FILE` judges it.";
+        format!("{head}\n{}{END}\n", self.print())
     }
 
     /// Reads the format of this module's head.
@@ -229,11 +235,8 @@ mod tests {
 
     #[test]
     fn a_capture_that_was_cut_is_refused_wherever_it_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("my.node");
         let text = "/a/b: one\n/a/c:\n| two\n| three\n/a/d -> ../x\n";
-        Manifest::parse(text).unwrap().write(&file).unwrap();
-        let whole = std::fs::read_to_string(&file).unwrap();
+        let whole = Manifest::parse(text).unwrap().capture();
         assert_eq!(
             Manifest::whole(&whole).unwrap(),
             Manifest::parse(text).unwrap()

@@ -1,12 +1,10 @@
 //! Keeps what is read: a capture is exactly what the verdicts were made from, and no more.
 
 use std::cell::RefCell;
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use super::live::END_FILE;
-use super::manifest::{END, Entry};
+use super::manifest::Entry;
 use super::{Denied, Kind, Manifest, OWN, Tree};
 use crate::error::Error;
 
@@ -129,7 +127,7 @@ fn needed(path: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Manifest {
-    /// Writes the tree: into the folder `to` when there is one, else as text into a file of that name.
+    /// Writes the tree into the folder `to`; [`Self::capture`] is the same as text.
     ///
     /// # Errors
     /// [`Error::Capture`] when it cannot be written.
@@ -138,11 +136,6 @@ impl Manifest {
             path: to.to_owned(),
             source,
         };
-        if !to.is_dir() {
-            let head = "# doorbell doctor --capture: read it before you send it; `doorbell doctor --root FILE` judges it.\n";
-            let text = format!("{head}{}{END}\n", self.print());
-            return write(to, text.as_bytes()).map_err(fault);
-        }
         let is_link = |entry: &Entry| matches!(entry, Entry::Link(_));
         // Links last: nothing is written through one.
         for links in [false, true] {
@@ -165,32 +158,5 @@ impl Manifest {
         std::fs::create_dir_all(&own)
             .and_then(|()| std::fs::write(own.join(END_FILE), b""))
             .map_err(fault)
-    }
-}
-
-/// Writes a file. A pipe is written to if somebody reads it, and not waited for otherwise.
-fn write(to: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(OFlags::NONBLOCK.bits() as i32)
-        .open(to)?;
-    fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
-    file.write_all(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pipe_that_nobody_reads_is_not_waited_for() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        assert!(Manifest::default().write(&pipe).is_err());
     }
 }
