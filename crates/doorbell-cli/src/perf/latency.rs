@@ -20,7 +20,7 @@ use super::end::{End, EndSpec, Faults};
 use super::far::{Far, Meter, Order};
 use super::pace::Pace;
 use super::pipe::Partner;
-use super::plan::{Case, Limit};
+use super::plan::Case;
 use super::running::{DEADLINE, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec};
 use super::tally::{Measured, Tally};
@@ -84,25 +84,14 @@ fn launches(
     mut launch: impl FnMut(&mut Context, u64, u64, &mut Tally) -> Result<()>,
 ) -> Result<()> {
     let mut pace = Pace::new(case);
-    let (mut left, mut number) = (
-        match case.limit {
-            Limit::Iters(n) => n,
-            Limit::Time(_) => u64::MAX,
-        },
-        0,
-    );
-    let all = left;
-    while left > 0 && tally.errors == 0 {
+    let mut number = 0;
+    while pace.left() > 0 && tally.errors == 0 {
         number += 1;
-        let n = pace.next(rounds(case, left));
+        let n = pace.next(rounds(case, pace.left()));
         let before = Instant::now();
         launch(context, number, n, tally)?;
         pace.took(n, before.elapsed());
-        left -= n;
-        let share = match case.limit {
-            Limit::Iters(_) => pace.share().max(1.0 - left as f64 / all as f64),
-            Limit::Time(_) => pace.share(),
-        };
+        let share = pace.share();
         context.progress.at(share, &case.label());
         if share >= 1.0 {
             break;

@@ -18,7 +18,7 @@ use super::far::{Far, Meter, Order};
 use super::latency::{Samples, alive, rounds};
 use super::pace::Pace;
 use super::pipe::Partner;
-use super::plan::{Case, Limit};
+use super::plan::Case;
 use super::running::{DEADLINE, Running, Statuses, Watch, first_failure};
 use super::side::{Reach, Side, SideSpec, area};
 use super::tally::{Measured, Tally};
@@ -181,17 +181,10 @@ fn messages(
     let watch = counters::Watch::start(&bench.device, &qps, case.link, far.partner())?;
     let export = queues::export(&qps)?;
     let mut pace = Pace::new(case);
-    let (mut left, mut number) = (
-        match case.limit {
-            Limit::Iters(n) => n,
-            Limit::Time(_) => u64::MAX,
-        },
-        0,
-    );
-    let all = left;
-    while left > 0 && tally.errors == 0 {
+    let mut number = 0;
+    while pace.left() > 0 && tally.errors == 0 {
         number += 1;
-        let n = pace.next(most(case, left));
+        let n = pace.next(most(case, pace.left()));
         let order = EchoOrder {
             layout: stage.layout,
             size: case.size,
@@ -244,11 +237,7 @@ fn messages(
             check(&stage, case, &order, number, &mut far, tally)?;
         }
         pace.took(n, took);
-        left -= n;
-        let share = match case.limit {
-            Limit::Iters(_) => pace.share().max(1.0 - left as f64 / all as f64),
-            Limit::Time(_) => pace.share(),
-        };
+        let share = pace.share();
         context.progress.at(share, &case.label());
         if share >= 1.0 {
             break;

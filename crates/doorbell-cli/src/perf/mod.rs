@@ -34,7 +34,7 @@ pub(crate) mod tally;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use doorbell::{GpuSelect, Source};
+use doorbell::{GpuSelect, Source, Syndrome};
 use rand::RngCore;
 
 use self::baselines::Baselines;
@@ -84,7 +84,9 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     let machine = Machine::read();
     // Options that do not go together are said before anybody is dialled.
     let settings = crate::config::of_perf(args, None).resolve()?;
-    plan::cases(args, &defaults(&settings), 0).map_err(|e| e.context(WrongArguments))?;
+    let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
+    let mut cases =
+        plan::cases(args, &defaults(&settings), seed).map_err(|e| e.context(WrongArguments))?;
     let pins = pins(args)?;
     let foreign = match args.remote.peer {
         Some(PeerProgram::Perftest) => Some(perftest::Peer::find(args)?),
@@ -106,10 +108,6 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         (None, _) => second.port(args),
     };
     let config = crate::config::of_perf(args, port.as_deref());
-    let settings = config.resolve()?;
-    let seed = args.seed.unwrap_or_else(|| rand::rng().next_u64());
-    let defaults = defaults(&settings);
-    let mut cases = plan::cases(args, &defaults, seed).map_err(|e| e.context(WrongArguments))?;
     if foreign.is_some() {
         cases = cases.into_iter().map(|c| perftest::case(args, c)).collect();
     }
@@ -266,7 +264,8 @@ fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::
         // The error may be that very end, as somebody who waited for an answer found it.
         Some(Err(_)) if error.is::<pipe::PeerEnd>() => error,
         Some(Err(death)) => error.context(death.to_string()),
-        _ if crate::words(&error).contains("TRANSPORT_RETRY") => {
+        // In words, which is how the peer says what failed there.
+        _ if names(&error, Syndrome::TRANSPORT_RETRY) => {
             let heard = context.partner.as_ref().and_then(Partner::heard);
             let refused = context.benches.of(case).ok().and_then(|bench| {
                 counters::refused(&counters::read::<doorbell::Qp>(&bench.device, &[]))
@@ -280,6 +279,11 @@ fn explain(context: &mut Context, case: &Case, error: anyhow::Error) -> anyhow::
         _ => error,
     };
     error.context(case.label())
+}
+
+fn names(error: &anyhow::Error, syndrome: Syndrome) -> bool {
+    let name = syndrome.name();
+    name.is_some_and(|name| crate::words(error).contains(name))
 }
 
 /// CPUs for this process and the second one: as asked, or for two spinning processes one each.

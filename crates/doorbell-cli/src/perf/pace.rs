@@ -1,12 +1,14 @@
-//! How many messages the next launch may have: a run ends in its time although a message may take nanoseconds or milliseconds.
+//! How many messages the next launch may have, and how much of the run is over: it ends in its time although a message may take nanoseconds or
+//! milliseconds.
 //!
 //! The first launch is small, and each later one as large as the time that is left allows by the pace of those before it.
 
 use std::time::{Duration, Instant};
 
 use super::plan::{Case, Limit};
-use super::rate::LOOKED;
 
+/// Seconds after which a quick run has no more launches, whatever they were spent on.
+const LOOKED: f64 = 1.0;
 /// Messages of the first launch: their time is nothing where messages are fast, and a fraction of a second where each takes milliseconds.
 const FIRST: u64 = 64;
 /// The next launch has at most so many times the messages of the one before: those of a short one are seldom at their full rate.
@@ -19,6 +21,9 @@ pub(crate) struct Pace {
     started: Instant,
     /// When it is over; `None`: when its messages are.
     time: Option<Duration>,
+    /// Messages of the run, and those that are to come; without an end where its time ends it.
+    all: u64,
+    left: u64,
     last: u64,
     /// Seconds that a message took lately.
     each: f64,
@@ -26,17 +31,23 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) fn new(case: &Case) -> Self {
-        let time = match case.limit {
-            Limit::Iters(_) if case.quick => Some(Duration::from_secs_f64(LOOKED)),
-            Limit::Iters(_) => None,
-            Limit::Time(run) => Some(run),
+        let (time, all) = match case.limit {
+            Limit::Iters(n) => (case.quick.then(|| Duration::from_secs_f64(LOOKED)), n),
+            Limit::Time(run) => (Some(run), u64::MAX),
         };
         Self {
             started: Instant::now(),
             time,
+            all,
+            left: all,
             last: 0,
             each: 0.0,
         }
+    }
+
+    /// Messages that are to come.
+    pub(crate) fn left(&self) -> u64 {
+        self.left
     }
 
     /// Messages of the next launch, at most `most`, at least one.
@@ -60,14 +71,16 @@ impl Pace {
 
     /// A launch of `messages` took so long.
     pub(crate) fn took(&mut self, messages: u64, time: Duration) {
+        self.left -= messages;
         self.last = messages.max(1);
         self.each = time.as_secs_f64() / self.last as f64;
     }
 
-    /// The share of the run's time that is over; 0 where it has none.
+    /// The share of the run that is over, by its time or its messages.
     pub(crate) fn share(&self) -> f64 {
-        self.time.map_or(0.0, |time| {
-            self.started.elapsed().as_secs_f64() / time.as_secs_f64()
+        let messages = 1.0 - self.left as f64 / self.all as f64;
+        self.time.map_or(messages, |time| {
+            messages.max(self.started.elapsed().as_secs_f64() / time.as_secs_f64())
         })
     }
 }
@@ -80,6 +93,8 @@ mod tests {
         Pace {
             started: Instant::now(),
             time: Some(Duration::from_secs(1)),
+            all: u64::MAX,
+            left: u64::MAX,
             last: 0,
             each: 0.0,
         }

@@ -27,8 +27,6 @@ use crate::cputime::CpuUse;
 
 /// Measured seconds after which a quick case has no more rounds.
 const QUICK: f64 = 0.5;
-/// And seconds in all.
-pub(crate) const LOOKED: f64 = 1.0;
 
 /// What a case is run with.
 struct Rig<'a> {
@@ -316,15 +314,10 @@ fn unchecked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) ->
 
 fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> Result<()> {
     let case = rig.case;
-    let mut left = match case.limit {
-        Limit::Iters(n) => n,
-        Limit::Time(_) => u64::MAX,
-    };
-    let (all, started) = (left, Instant::now());
     let mut pace = Pace::new(case);
     let mut round = 0;
-    while left > 0 {
-        let most = left.min(rig.places);
+    while pace.left() > 0 {
+        let most = pace.left().min(rig.places);
         // Elsewhere a window takes a fraction of a second, and painting and comparing it as long however little was moved.
         // A quick run over packets, some of which may be lost, is one whose first window could take minutes.
         let paced = rig.one_gpu || (case.quick && case.link == Link::Roce);
@@ -373,13 +366,11 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
             // What follows would be wrong for the same reason.
             break;
         }
-        left -= iters;
         let share = match case.limit {
             // Painting and comparing take their time too, over a network most of it.
-            Limit::Iters(_) if case.quick => {
-                (tally.seconds / QUICK).max(started.elapsed().as_secs_f64() / LOOKED)
-            }
-            Limit::Iters(_) => 1.0 - left as f64 / all as f64,
+            Limit::Iters(_) if case.quick => pace.share().max(tally.seconds / QUICK),
+            Limit::Iters(_) => pace.share(),
+            // They are no part of the time that was asked for.
             Limit::Time(run) => tally.seconds / run.as_secs_f64(),
         };
         show(share);

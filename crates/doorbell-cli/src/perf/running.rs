@@ -119,7 +119,8 @@ impl Running<'_> {
         let mut moved = None;
         loop {
             if let Some(took) = self.slice(self.drives)? {
-                return released(self.bench, watch.qps).map_or(Ok(took), Err);
+                not_released(self.bench, watch.qps)?;
+                return Ok(took);
             }
             let executed = watch.executed();
             if executed != seen {
@@ -198,17 +199,19 @@ impl Running<'_> {
 }
 
 /// A kernel that ended well on a queue pair that failed was let go (`DOORBELL_ON_ERROR=release`): what it counted did not happen.
-fn released(bench: &Bench, qps: &[Qp]) -> Option<anyhow::Error> {
+fn not_released(bench: &Bench, qps: &[Qp]) -> Result<()> {
     if bench.device.settings().on_error != doorbell::OnError::Release {
-        return None;
+        return Ok(());
     }
-    let (qp, fault) = qps.iter().find_map(|qp| Some((qp, qp.error()?)))?;
+    let Some((qp, fault)) = qps.iter().find_map(|qp| Some((qp, qp.error()?))) else {
+        return Ok(());
+    };
     let mut text = format!(
         "QP {:#08x} failed and its kernels were let go, so nothing was measured: {fault}",
         qp.qpn()
     );
     tell_missing(&mut text, &bench.device);
-    Some(anyhow!(text))
+    Err(anyhow!(text))
 }
 
 fn stalled(bench: &Bench, watch: &Watch<'_>) -> anyhow::Error {
