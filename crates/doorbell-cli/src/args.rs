@@ -16,7 +16,7 @@ use crate::lists::{self, List};
 
 mod fault;
 mod remote;
-pub(crate) use fault::FaultArgs;
+pub(crate) use fault::{FaultArgs, rules};
 pub(crate) use remote::far_address;
 pub(crate) use remote::{PeerProgram, PingpongArgs, RemoteArgs, ServeArgs};
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use crate::args::{DeviceArgs, Link};
@@ -27,7 +28,7 @@ pub(crate) struct SweepArgs {
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub(crate) only: Vec<Experiment>,
     /// Only these links, a list of loopback, shm, roce [default: all]
-    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = link())]
     pub(crate) links: Vec<Link>,
     /// The far side of roce is `doorbell serve` on this host (TCP port 4791 unless given)
     /// [default: a second process here]
@@ -79,6 +80,14 @@ pub(crate) enum Experiment {
     Latency,
     /// 8-byte puts: rate against queue pairs that are open, one of them posted to
     Queues,
+}
+
+/// Links that a sweep measures, all of them where nobody chose some.
+pub(crate) const LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
+
+fn link() -> impl TypedValueParser<Value = Link> {
+    let names = LINKS.iter().filter_map(Link::to_possible_value);
+    PossibleValuesParser::new(names).try_map(|name| Link::from_str(&name, false))
 }
 
 impl Experiment {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::args::Known;
+use crate::args::{Known, rules};
 use crate::lists;
 
 /// Which process is asked.
@@ -85,13 +85,9 @@ pub(crate) struct ExplainArgs {
 
 /// A rule; an action alone is played once.
 fn rule(text: &str) -> Result<String, String> {
-    let text = match text.contains(':') || text.starts_with("seed=") {
-        true => text.to_owned(),
-        false => format!("n=1: {text}"),
-    };
-    match text.parse::<doorbell::faults::Script>() {
-        Ok(_) => Ok(text),
-        Err(e) => Err(e.to_string()),
+    match text.contains(':') || text.starts_with("seed=") {
+        true => rules(text),
+        false => rules(&format!("n=1: {text}")),
     }
 }
 

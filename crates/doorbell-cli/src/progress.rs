@@ -1,6 +1,7 @@
 //! A progress bar on standard error for runs that take more than a moment.
 //! Only on a terminal, and only once a second has passed, so that quick runs and pipes stay clean.
 
+use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,22 +10,28 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The bar that is on the terminal.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// While it lives, whatever else is written to standard error takes the bar away first and has a line of its own.
-pub(crate) struct Shown(());
+/// A bar. While it lives, whatever else is written to standard error takes it away first and has a line of its own.
+pub(crate) struct Shown(ProgressBar);
 
 impl Shown {
-    pub(crate) fn new(bar: &ProgressBar) -> Self {
+    pub(crate) fn new(bar: ProgressBar) -> Self {
         *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
-        Self(())
+        Self(bar)
+    }
+}
+
+impl Deref for Shown {
+    type Target = ProgressBar;
+
+    fn deref(&self) -> &ProgressBar {
+        &self.0
     }
 }
 
 impl Drop for Shown {
     fn drop(&mut self) {
-        let bar = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(bar) = bar {
-            bar.finish_and_clear();
-        }
+        *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.finish_and_clear();
     }
 }
 
@@ -55,9 +62,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One bar over all cases of a run.
 pub(crate) struct Progress {
-    bar: Option<ProgressBar>,
-    /// Taken away with this.
-    shown: Option<Shown>,
+    bar: Option<Shown>,
     started: Instant,
     /// Of how many cases, and how many are behind us.
     cases: usize,
@@ -74,10 +79,9 @@ impl Progress {
                 ProgressStyle::with_template("{bar:30} {msg} [{elapsed}]")
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
-            bar
+            Shown::new(bar)
         });
         Self {
-            shown: bar.as_ref().map(Shown::new),
             bar,
             started: Instant::now(),
             cases,
@@ -89,7 +93,6 @@ impl Progress {
     pub(crate) fn silent() -> Self {
         Self {
             bar: None,
-            shown: None,
             started: Instant::now(),
             cases: 0,
             done: 0,
@@ -114,6 +117,6 @@ impl Progress {
 
     /// It is behind us.
     pub(crate) fn end(&mut self) {
-        self.shown = None;
+        self.bar = None;
     }
 }

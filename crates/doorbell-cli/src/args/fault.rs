@@ -18,7 +18,7 @@ pub(crate) struct FaultArgs {
 }
 
 /// Rules that can be read, as they were given.
-fn rules(text: &str) -> Result<String, String> {
+pub(crate) fn rules(text: &str) -> Result<String, String> {
     match text.parse::<Script>() {
         Ok(_) => Ok(text.to_owned()),
         Err(e) => Err(e.to_string()),

@@ -9,10 +9,7 @@ use clap::Parser;
 use anyhow::{Context as _, Result, bail};
 
 use crate::args::{Cli, Command, Link, PerfArgs};
-use crate::args_sweep::{Experiment, SweepArgs};
-
-/// Links, where nobody chose some.
-const LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
+use crate::args_sweep::{Experiment, LINKS, SweepArgs};
 
 /// One `doorbell perf` command and what it is part of.
 #[derive(Clone, Debug)]
@@ -47,8 +44,8 @@ impl Series {
     }
 
     /// The command to repeat it.
-    pub(crate) fn command(&self) -> String {
-        self.command.clone()
+    pub(crate) fn command(&self) -> &str {
+        &self.command
     }
 }
 

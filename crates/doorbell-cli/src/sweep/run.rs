@@ -14,6 +14,7 @@ use super::results::{Point, Repetition, Results, SCHEMA};
 use super::show::Show;
 use crate::WrongArguments;
 use crate::args::{Link, Place, SweepArgs};
+use crate::args_sweep::Experiment;
 use crate::environment::Machine;
 use crate::perf::lab::Lab;
 use crate::perf::plan::Case;
@@ -316,8 +317,10 @@ impl<'a> Sweep<'a> {
             // What the machine does without queues is measured once in each pass where it is drawn, whatever the link.
             let known = self.baselines.iter().find(|(b, _)| *b == bare(&case));
             let known = known.map(|(_, ns)| *ns);
-            let drawn = ["sizes", "gets", "latency"];
-            let drawn = drawn.contains(&self.results.points[point].experiment.as_str());
+            let drawn = matches!(
+                self.plan[at].series.experiment,
+                Experiment::Sizes | Experiment::Gets | Experiment::Latency
+            );
             case.baseline = known.is_none() && (drawn || pass == 0);
             let at_s = self.started.elapsed().as_secs_f64();
             let measured = labs
@@ -336,7 +339,7 @@ impl<'a> Sweep<'a> {
                 Err(_) if self.stopped() => return Some(End::Interrupted),
                 Err(error) => {
                     let text = crate::words(&error);
-                    show.say(&format!("doorbell: {text}"));
+                    crate::complain(&format!("doorbell: {text}"));
                     self.failed = true;
                     self.results.points[point].failed = Some(text);
                     labs.drop_of(&self.plan[at].series);
@@ -379,7 +382,7 @@ fn blank(series: &Series, case: &Case) -> Point {
         depth: case.depth.into(),
         batch: case.batch.into(),
         size: case.size,
-        command: series.command(),
+        command: series.command().to_owned(),
         messages_per_s: None,
         bytes_per_s: None,
         cpu_cores_used: None,
@@ -401,7 +404,7 @@ fn environment(args: &SweepArgs, machine: &Machine) -> Result<(Environment, bool
     if let Some(cores) = args.device.hca_cores {
         words.extend(["--hca-cores".to_owned(), cores.to_string()]);
     }
-    let series = Series::new(crate::args_sweep::Experiment::Blocks, words)?;
+    let series = Series::new(Experiment::Blocks, words)?;
     let mut lab = Lab::open(&series.args)?;
     let case = lab
         .cases(&series.args)?

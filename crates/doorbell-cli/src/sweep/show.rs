@@ -11,9 +11,7 @@ use crate::units;
 
 /// Progress on standard error.
 pub(super) struct Show {
-    bar: Option<ProgressBar>,
-    /// Taken away with this.
-    _shown: Option<Shown>,
+    bar: Option<Shown>,
     passes: u32,
     /// Pass and experiment that were announced last, and since when.
     at: Option<(u32, &'static str)>,
@@ -31,10 +29,9 @@ impl Show {
                     .unwrap_or_else(|_| ProgressStyle::default_bar())
                     .progress_chars("━╸─"),
             );
-            bar
+            Shown::new(bar)
         });
         Self {
-            _shown: bar.as_ref().map(Shown::new),
             bar,
             passes,
             at: None,
@@ -85,11 +82,6 @@ impl Show {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
-    }
-
-    /// A line above the bar.
-    pub(super) fn say(&self, text: &str) {
-        crate::complain(text);
     }
 }
 
