@@ -147,6 +147,14 @@ fn print(out: &mut dyn Write, styled: bool, report: &ProcessReport, brief: bool)
     Ok(())
 }
 
+/// Wrapped text below what it is about.
+fn paragraph(out: &mut dyn Write, text: &str) -> io::Result<()> {
+    for line in table::wrap(text, 77) {
+        writeln!(out, "  {line}")?;
+    }
+    Ok(())
+}
+
 fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> io::Result<()> {
     let driver = match device.caller_driven {
         true => "its engine is run by whoever waits",
@@ -159,9 +167,7 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
     )?;
     if let Some(damage) = &device.damage {
         let text = format!("this record is damaged, and nothing of it can be relied on: {damage}");
-        for line in table::wrap(&text, 77) {
-            writeln!(out, "  {line}")?;
-        }
+        paragraph(out, &text)?;
     }
     for core in &device.cores {
         let qps = match core.qps {
@@ -180,16 +186,14 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
                 core.rounds, core.rounds_since
             ),
         };
-        for line in table::wrap(&format!("core {}: {state}", core.number), 77) {
-            writeln!(out, "  {line}")?;
-        }
+        paragraph(out, &format!("core {}: {state}", core.number))?;
     }
     counters(out, "port", &device.roce)?;
     if !device.recorded {
-        let off = "its flight recorder is off (DOORBELL_RECORD=off): regions, waits for words, events, and what is written and not rung are not known";
-        for line in table::wrap(off, 77) {
-            writeln!(out, "  {line}")?;
-        }
+        paragraph(
+            out,
+            "its flight recorder is off (DOORBELL_RECORD=off): regions, waits for words, events, and what is written and not rung are not known",
+        )?;
     }
     if device.left_out != (0, 0) {
         let (regions, qps) = device.left_out;
@@ -211,15 +215,11 @@ fn head(out: &mut dyn Write, report: &ProcessReport, device: &DeviceReport) -> i
             .any(|text| text.contains(name))
     };
     for rule in device.faults.iter().filter(|r| !named(r)) {
-        for line in table::wrap(rule, 77) {
-            writeln!(out, "  {line}")?;
-        }
+        paragraph(out, rule)?;
     }
     for wait in device.waits.iter().filter(|w| !w.verdict.is_empty()) {
         writeln!(out)?;
-        for line in table::wrap(&format!("WAIT {}", wait.verdict), 77) {
-            writeln!(out, "  {line}")?;
-        }
+        paragraph(out, &format!("WAIT {}", wait.verdict))?;
     }
     Ok(())
 }
@@ -306,13 +306,13 @@ fn queue_pair(
     for line in lines {
         writeln!(out, "  {line}")?;
     }
-    let verdict = match said {
-        true => "as the wait above says",
-        false => qp.verdict.as_str(),
-    };
-    for line in table::wrap(verdict, 77) {
-        writeln!(out, "  {line}")?;
-    }
+    paragraph(
+        out,
+        match said {
+            true => "as the wait above says",
+            false => &qp.verdict,
+        },
+    )?;
     // Of what is dead everything is of interest.
     if !qp.stuck && !qp.moving && (brief || report.post_mortem.is_none()) {
         return Ok(());

@@ -118,21 +118,14 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
-/// With what each value is: a shell completes the names of files only where files are wanted.
+/// With what each value is: a shell completes the names of files only where the value is a path.
 fn hinted(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| {
-            if !arg.get_action().takes_values() {
-                return arg;
-            }
-            let names = arg.get_value_names().unwrap_or_default();
-            let is_file = |n: &clap::builder::Str| n.contains("FILE") || n.contains("DIR");
-            // Positional ones of `compare` are files.
-            let file =
-                names.iter().any(is_file) || ["before", "after"].contains(&arg.get_id().as_str());
-            match file {
-                true => arg.value_hint(clap::ValueHint::AnyPath),
-                false => arg.value_hint(clap::ValueHint::Other),
+            let unknown = arg.get_value_hint() == clap::ValueHint::Unknown;
+            match arg.get_action().takes_values() && unknown {
+                true => arg.value_hint(clap::ValueHint::Other),
+                false => arg,
             }
         })
         .mut_subcommands(hinted)

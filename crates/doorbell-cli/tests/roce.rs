@@ -149,10 +149,10 @@ fn what_is_about_packets_needs_packets() {
     }
 }
 
-/// Two of ours in the roles of a foreign program.
 /// UDP port 4791 of this host: shared by those who say so, or somebody's own, not both at a time.
 static PORT: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
+/// Two of ours in the roles of a foreign program.
 fn both(server: &str, client: &str, ready: &str) -> [(Option<i32>, String); 2] {
     let _one_at_a_time = PORT.lock().unwrap_or_else(|e| e.into_inner());
     let mut server = Running::start(&words(server));

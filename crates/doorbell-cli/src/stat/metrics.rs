@@ -343,14 +343,7 @@ mod tests {
             .unwrap();
         let pd = device.pd().unwrap();
         let _qps = [0, 1].map(|_| pd.qp().build().unwrap().connect_to_self().unwrap());
-        // Its engine threads may not have begun.
-        let until = Instant::now() + Duration::from_secs(60);
-        let mut own = loop {
-            let own = device.report(Duration::ZERO);
-            if own.cores.iter().all(|c| c.cpu_ns.is_some()) || Instant::now() > until {
-                break own;
-            }
-        };
+        let mut own = super::super::tests::begun(&device);
         own.qps[0].roce = vec![("packet_seq_err".into(), 3)];
         own.roce = vec![("sent_packets".into(), 4)];
         own.latencies = vec![(12_000, 1)];

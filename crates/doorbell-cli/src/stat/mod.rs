@@ -5,6 +5,7 @@
 mod latency;
 mod metrics;
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -59,11 +60,9 @@ fn look(whom: Whom) -> Result<Vec<Look>> {
         );
     }
     // One that was named and is not there is the whole answer.
-    match looks.as_mut_slice() {
-        [(_, one)] if whom != Whom::All && one.as_ref().is_err_and(|e| !is_silent(e)) => {
-            let (_, one) = looks.remove(0);
-            one.map(|_| Vec::new()).map_err(Into::into)
-        }
+    let absent = |look: &mut Look| pid.is_some() && look.1.as_ref().is_err_and(|e| !is_silent(e));
+    match looks.pop_if(absent) {
+        Some((_, Err(error))) => Err(error.into()),
         _ => Ok(looks),
     }
 }
@@ -98,21 +97,22 @@ fn watch(args: &StatArgs, whom: Whom) -> Result<Ended> {
         };
         for (pid, report) in &now {
             let old = before.iter().find(|(p, _)| p == pid);
-            // At the first look at one there is nothing to compare with.
-            if matches!((report, old), (Ok(_), None | Some((_, Err(_))))) {
-                continue;
-            }
+            let between = match (report, old) {
+                (Ok(new), Some((_, Ok(old)))) => Ok((old, new)),
+                (Err(error), _) => Err(error),
+                // At the first look at one there is nothing to compare with.
+                (Ok(_), _) => continue,
+            };
             if lines % SCREEN == 0 {
                 table.header(&mut out).context("writing")?;
             }
             lines += 1;
-            match (report, old) {
-                (Ok(new), Some((_, Ok(old)))) => {
+            match between {
+                Ok((old, new)) => {
                     table.row(&mut out, &row(old, new)).context("writing")?;
                     remarks(&mut out, old, new).context("writing")?;
                 }
-                (Ok(_), _) => {}
-                (Err(error), _) => silent(&mut out, *pid, error).context("writing")?,
+                Err(error) => silent(&mut out, *pid, error).context("writing")?,
             }
         }
         out.flush().context("writing")?;
@@ -128,35 +128,28 @@ fn remarks(out: &mut dyn Write, old: &ProcessReport, new: &ProcessReport) -> io:
             writeln!(out, "{:>7}  {line}", "")?;
         }
     }
-    match stuck(old, new) {
-        0 => Ok(()),
-        1 => writeln!(
-            out,
-            "{:>7}  1 queue pair is stuck: doorbell dump {}",
-            "", new.pid
-        ),
-        n => writeln!(
-            out,
-            "{:>7}  {n} queue pairs are stuck: doorbell dump {}",
-            "", new.pid
-        ),
-    }
+    let which = match stuck(old, new) {
+        0 => return Ok(()),
+        1 => "1 queue pair is".to_owned(),
+        n => format!("{n} queue pairs are"),
+    };
+    writeln!(out, "{:>7}  {which} stuck: doorbell dump {}", "", new.pid)
 }
 
 /// Queue pairs that were stuck at both looks and have executed nothing in between: one that repeats lost packets stands still for a moment.
-fn stuck(old: &ProcessReport, new: &ProcessReport) -> u64 {
-    let find = |report: &ProcessReport, qpn: u32| {
+fn stuck<'a>(old: &'a ProcessReport, new: &'a ProcessReport) -> usize {
+    let all = |report: &'a ProcessReport| {
         let qps = report.devices.iter().flat_map(|d| &d.qps);
-        let done = |counters: &[(String, u64)]| {
-            counters.iter().find(|(n, _)| n == "wqes").map(|(_, n)| *n)
-        };
-        qps.into_iter()
-            .find(|q| q.qpn == qpn && q.stuck)
-            .map(|q| done(&q.counters))
+        qps.filter(|q| q.stuck)
+            .map(|q| (q.qpn, count(&q.counters, "wqes")))
     };
-    let now = new.devices.iter().flat_map(|d| &d.qps).filter(|q| q.stuck);
-    now.filter(|q| find(old, q.qpn).is_some_and(|before| Some(before) == find(new, q.qpn)))
-        .count() as u64
+    let before: HashSet<_> = all(old).collect();
+    all(new).filter(|qp| before.contains(qp)).count()
+}
+
+/// A counter by its name.
+fn count(counters: &[(String, u64)], name: &str) -> u64 {
+    counters.iter().find(|(n, _)| n == name).map_or(0, |c| c.1)
 }
 
 /// The row of a process that says nothing, and why.
@@ -260,19 +253,19 @@ fn cores_line(old: &ProcessReport, new: &ProcessReport) -> Option<String> {
 
 fn sums(report: &ProcessReport) -> Sums {
     let mut sums = Sums::default();
-    let find = |counters: &[(String, u64)], name: &str| {
-        counters.iter().find(|(n, _)| n == name).map_or(0, |c| c.1)
-    };
     for device in &report.devices {
         for core in &device.cores {
-            sums.errors += find(&core.counters, "errors");
+            sums.errors += count(&core.counters, "errors");
         }
         for qp in &device.qps {
             sums.queue_pairs += 1;
-            sums.wqes += find(&qp.counters, "wqes");
-            sums.bytes += find(&qp.counters, "bytes");
-            sums.doorbells += find(&qp.counters, "doorbells");
-            sums.retries += RETRIES.iter().map(|name| find(&qp.roce, name)).sum::<u64>();
+            sums.wqes += count(&qp.counters, "wqes");
+            sums.bytes += count(&qp.counters, "bytes");
+            sums.doorbells += count(&qp.counters, "doorbells");
+            sums.retries += RETRIES
+                .iter()
+                .map(|name| count(&qp.roce, name))
+                .sum::<u64>();
         }
     }
     sums
@@ -288,7 +281,7 @@ const RETRIES: [&str; 3] = [
 #[cfg(test)]
 pub(in crate::stat) mod tests {
     use super::*;
-    use doorbell::report::SCHEMA;
+    use doorbell::report::{DeviceReport, SCHEMA};
 
     pub(in crate::stat) fn report(at_ns: u64, cpu_ns: u64) -> ProcessReport {
         ProcessReport {
@@ -303,6 +296,19 @@ pub(in crate::stat) mod tests {
             condition: Default::default(),
             alive_ns: 0,
             devices: Vec::new(),
+        }
+    }
+
+    /// The report of a device whose engine threads run: one that has not begun has used no CPU time that could be read.
+    pub(in crate::stat) fn begun(device: &doorbell::Device) -> DeviceReport {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let report = device.report(Duration::ZERO);
+            if report.cores.iter().all(|c| c.cpu_ns.is_some()) {
+                return report;
+            }
+            assert!(Instant::now() < until, "{:?}", report.cores);
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -361,26 +367,8 @@ pub(in crate::stat) mod tests {
             .unwrap();
         let pd = device.pd().unwrap();
         let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        let begun = || {
-            device
-                .report(Duration::ZERO)
-                .cores
-                .iter()
-                .all(|c| c.cpu_ns.is_some())
-        };
-        while !begun() && Instant::now() < until {}
         let mut old = report(1_000_000_000, 0);
-        // A thread that has not begun to run has used no CPU time that could be read.
-        let until = Instant::now() + Duration::from_secs(20);
-        old.devices.push(loop {
-            let report = device.report(Duration::ZERO);
-            if report.cores.iter().all(|c| c.cpu_ns.is_some()) {
-                break report;
-            }
-            assert!(Instant::now() < until, "{:?}", report.cores);
-            std::thread::sleep(Duration::from_millis(1));
-        });
+        old.devices.push(begun(&device));
         let mut new = report(2_000_000_000, 0);
         new.devices.push(old.devices[0].clone());
         for (core, ns) in new.devices[0]
