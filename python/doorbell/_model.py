@@ -169,6 +169,7 @@ class Spread(Result):
     median: float
     min: float
     max: float
+    times: Optional[int] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +183,7 @@ class Repetition(Result):
     latency_ns: Optional[Latency]
     cpu_cores_used: Optional[float]
     errors: int
+    baseline_ns: Optional[float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,6 +258,7 @@ class Comparison(Result):
     better: int
     same: int
     unknown: int
+    failed: int
     only_before: List[str]
     only_after: List[str]
     figures: List[Change]
