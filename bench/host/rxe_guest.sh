@@ -8,69 +8,20 @@
 # SECS seconds (default 3) each; the ratio is taken within a round.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=$(realpath -m "${1:-target/bench/rxe}") rounds=${ROUNDS:-3} secs=${SECS:-3}
-rxe=$(realpath -m "${DOORBELL_RXE:-target/rxe}")
-[ -s "$rxe/vmlinux" ] || peers/rxe/setup.sh "$rxe"
-doorbell=${DOORBELL:-target/release/doorbell}
-if [ -z "${DOORBELL:-}" ]; then cargo build --release -q -p doorbell-cli; fi
-mkdir -p "$out/share"
-cp -L "$doorbell" "$out/share/doorbell"
-
-cat >"$out/share/measure.sh" <<'GUEST'
-# Runs in the guest: words "ROUND NAME SIZE BYTES_PER_S MESSAGES_PER_S" after a mark, for the host to read.
-rounds=$1 secs=$2
-cp /mnt/doorbell /tmp/doorbell
+. bench/host/guest.sh
+prepare rxe 3 "${1:-}"
+measure <<'GUEST'
+link=roce:udp://127.0.0.1
 ip addr add 192.168.77.3/24 dev eth0
-theirs() { # size: perftest's columns are size, iterations, peak, average (MB/s of 2^20), messages (M/s)
-    ib_write_bw -d rxe0 -F -s "$1" -D "$secs" -m 4096 >/tmp/server 2>&1 &
-    server=$!
-    sleep 1
-    if ! ib_write_bw -d rxe0 -F -s "$1" -D "$secs" -m 4096 127.0.0.1 >/tmp/client 2>&1; then cat /tmp/client /tmp/server; fi
-    wait $server
-    awk -v s="$1" -v r="$2" '$1 == s && NF >= 5 { printf "@@ %s rxe %s %.0f %.0f\n", r, s, $4 * 1048576, $5 * 1e6 }' /tmp/client
-}
-ours() { # name size round options...
-    name=$1 size=$2 round=$3
-    shift 3
-    /tmp/doorbell perf put-bw --link roce:udp://127.0.0.1 --gpu host --hca-cores 0 --size "$size" --secs "$secs" --json /tmp/j "$@" >/tmp/ours 2>&1 || { cat /tmp/ours; return; }
-    echo "@@ $round $name $size $(tr ',{}' '\n\n\n' </tmp/j | awk -F: '/"bytes_per_s"/ { b = $2 } /"messages_per_s"/ { m = $2 } END { printf "%.0f %.0f", b, m }')"
-}
 for round in $(seq "$rounds"); do
-    theirs 8 "$round"
-    ours batch32 8 "$round" --batch 32
-    ours batch1 8 "$round" --batch 1
-    theirs 65536 "$round"
-    ours batch4 65536 "$round" --batch 4
+    theirs rxe 8
+    ours batch32 8 --batch 32
+    ours batch1 8 --batch 1
+    theirs rxe 65536
+    ours batch4 65536 --batch 4
 done
 GUEST
-
-SHARE=$out/share SMP=2 MEM=1024 MTU=4200 timeout $((60 + rounds * (secs + 15) * 8)) \
-    peers/rxe/vm.sh "$rxe" "sh /mnt/measure.sh $rounds $secs" | tee "$out/console.txt" | grep --line-buffered -a '^@@' || true
-grep -qa 'CMD-END rc=0' "$out/console.txt" || { tail -20 "$out/console.txt"; echo "the guest did not come to its end" >&2; exit 1; }
-
-python3 - "$out/console.txt" <<'PY'
-import statistics, sys
-
-rows = {}
-for line in open(sys.argv[1], errors="replace"):
-    words = line.split()
-    if words[:1] == ["@@"] and len(words) == 6:
-        rows.setdefault((words[2], int(words[3])), {})[int(words[1])] = (float(words[4]), float(words[5]))
-print(f"{'one guest, two emulated CPUs':42}{'RoCE link':>10}{'rxe':>10}{'ratio':>8}")
-missing = 0
-for title, name, size, column, scale, unit in [
-    ("8-byte puts, one doorbell per 32", "batch32", 8, 1, 1e3, "k/s"),
-    ("8-byte puts, one doorbell each", "batch1", 8, 1, 1e3, "k/s"),
-    ("64 KiB puts", "batch4", 65536, 0, 1e6, "MB/s"),
-]:
-    mine, base = rows.get((name, size), {}), rows.get(("rxe", size), {})
-    both = sorted(set(mine) & set(base))
-    if not both:
-        print(f"{title:42} not measured")
-        missing += 1
-        continue
-    m, b = [mine[r][column] for r in both], [base[r][column] for r in both]
-    ratio = statistics.median(x / y for x, y in zip(m, b))
-    print(f"{title:42}{statistics.median(m) / scale:10.1f}{statistics.median(b) / scale:10.1f}{ratio:8.2f}  {unit}")
-sys.exit(missing)
-PY
+table "one guest, two emulated CPUs" "RoCE link" rxe \
+    "8-byte puts, one doorbell per 32:batch32:rxe:8:k/s" \
+    "8-byte puts, one doorbell each:batch1:rxe:8:k/s" \
+    "64 KiB puts:batch4:rxe:65536:MB/s"
