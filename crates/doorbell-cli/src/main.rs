@@ -13,6 +13,7 @@ mod doctor;
 mod dump;
 mod environment;
 mod explain;
+mod files;
 mod foreign;
 mod hwtest;
 mod info;

@@ -7,7 +7,8 @@ mod page;
 mod system;
 mod trial;
 
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::schema::{Outcome, Report};
-use crate::{Ended, lists};
+use crate::{Ended, files, lists};
 
 /// The name and version of the result file.
 const SCHEMA: &str = "doorbell-hwtest/2";
@@ -71,7 +72,7 @@ struct Results {
 }
 
 /// One port.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct DeviceResult {
     port: String,
     firmware: String,
@@ -103,27 +104,23 @@ struct Measured {
 
 impl DeviceResult {
     fn new(name: String, port: Option<&doorbell::RdmaPort>) -> Self {
-        Self {
-            firmware: port.map_or(String::new(), |p| p.firmware.clone()),
-            vendor: port.map_or(String::new(), |p| {
-                format!("{:#06x}:{}", p.vendor.0, p.vendor.1)
-            }),
-            hardware: port.map_or_else(system::Hardware::default, |p| {
-                system::Hardware::read(&p.device, p.port)
-            }),
-            link_layer: port.map_or("", |p| p.link_layer),
-            state: port.map_or("", |p| p.state),
-            mtu: port.map_or(0, |p| p.mtu),
-            max_message: port.map_or(0, |p| p.max_message),
-            atomics: port.is_some_and(|p| p.atomics),
-            gid: port
-                .and_then(|p| p.gid.clone())
-                .map(|(index, gid, kind)| format!("{gid} (index {index}, {kind})")),
+        let nothing = Self {
             port: name,
-            steps: Vec::new(),
-            perf: Vec::new(),
-            failed: Vec::new(),
-            gpu_memory: None,
+            ..Self::default()
+        };
+        let Some(port) = port else { return nothing };
+        let gid = port.gid.as_ref();
+        Self {
+            firmware: port.firmware.clone(),
+            vendor: format!("{:#06x}:{}", port.vendor.0, port.vendor.1),
+            hardware: system::Hardware::read(&port.device, port.port),
+            link_layer: port.link_layer,
+            state: port.state,
+            mtu: port.mtu,
+            max_message: port.max_message,
+            atomics: port.atomics,
+            gid: gid.map(|(index, gid, kind)| format!("{gid} (index {index}, {kind})")),
+            ..nothing
         }
     }
 
@@ -140,21 +137,12 @@ impl Results {
     }
 }
 
-/// Writes a file that is there whole or as it was before, whatever stops this program or the host: beside it first, then in its place.
-fn whole(path: &std::path::Path, bytes: &[u8]) -> Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let beside = path.with_file_name(name);
-    // A pipe or a device takes what it is given.
-    let special = std::fs::metadata(path).is_ok_and(|m| !m.is_file());
-    if special {
-        return std::fs::write(path, bytes).with_context(|| format!("writing {}", path.display()));
-    }
-    let written = std::fs::File::create(&beside).and_then(|mut file| {
-        std::io::Write::write_all(&mut file, bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    });
+/// Writes a file that is there whole or as it was before; a pipe or a device takes what it is given.
+fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let written = match std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        true => doorbell::input::create(path).and_then(|mut file| file.write_all(bytes)),
+        false => files::replace(path, bytes),
+    };
     written.with_context(|| {
         format!(
             "writing {}: --json and --page name other places",

@@ -1,12 +1,11 @@
 //! `results.json` and `report.html`: read, and written so that a reader never sees half of one.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::results::{Results, SCHEMA};
-use crate::{WrongArguments, json};
+use crate::{WrongArguments, files, json};
 
 /// What was written.
 pub(crate) struct Written {
@@ -48,13 +47,9 @@ pub(super) fn prepare(folder: &Path, force: bool) -> Result<()> {
         )
     };
     std::fs::create_dir_all(folder).with_context(remedy)?;
-    let probe = folder.join(temporary("results.json"));
+    let probe = files::beside(&folder.join(NAMES[0]));
     std::fs::write(&probe, b"").with_context(remedy)?;
     std::fs::remove_file(&probe).with_context(remedy)
-}
-
-fn temporary(name: &str) -> String {
-    format!(".{name}.{}", std::process::id())
 }
 
 /// Writes both files.
@@ -69,15 +64,8 @@ pub(super) fn write(folder: &Path, results: &Results, page: &str) -> Result<Writ
 }
 
 fn replace(folder: &Path, name: &str, bytes: &[u8]) -> Result<PathBuf> {
-    let (to, meanwhile) = (folder.join(name), folder.join(temporary(name)));
-    let written = std::fs::File::create(&meanwhile)
-        .and_then(|mut file| file.write_all(bytes))
-        .and_then(|()| std::fs::rename(&meanwhile, &to));
-    if written.is_err() {
-        // What is left of it is of no use; that the disk is full is said below.
-        let _ = std::fs::remove_file(&meanwhile);
-    }
-    written.with_context(|| format!("writing {}", to.display()))?;
+    let to = folder.join(name);
+    files::replace(&to, bytes).with_context(|| format!("writing {}", to.display()))?;
     Ok(to)
 }
 
