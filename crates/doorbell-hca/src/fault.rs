@@ -123,6 +123,11 @@ impl Fault {
         &TABLE[self as usize]
     }
 
+    /// Both syndromes of the error CQE.
+    pub(crate) fn syndromes(self) -> (Syndrome, Vendor) {
+        (self.syndrome(), self.vendor())
+    }
+
     /// The syndrome of the error CQE.
     pub fn syndrome(self) -> Syndrome {
         self.row().syndrome

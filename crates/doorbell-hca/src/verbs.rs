@@ -9,6 +9,7 @@
 //! [`Mr::on_port`](crate::Mr::on_port) says what they are, for the peer.
 
 mod config;
+mod places;
 mod srd;
 
 use core::fmt;
@@ -26,8 +27,11 @@ use doorbell_verbs::{
 pub use config::VerbsConfig;
 pub(crate) use srd::{CONTROLS, HEAD, Half, SrdNic, WINDOW};
 
+use crate::events::Event;
 use crate::fault::Fault;
+use crate::hca::Inner;
 use crate::mem::{Access, Memory, Region};
+use places::Places;
 
 /// An opened port of a device.
 pub struct VerbsPort {
@@ -131,9 +135,13 @@ impl VerbsPort {
 
     /// What it is, in a line.
     pub fn describe(&self) -> String {
+        let gone = match self.is_gone() {
+            true => "; the device is gone",
+            false => "",
+        };
         if let Some(efa) = &self.efa {
             return format!(
-                "{}: EFA, SRD through libefa (untested on hardware), GID {}, remote writes{} up to {} bytes, messages and atomics by the peer's engine{}",
+                "{}: EFA, SRD through libefa (untested on hardware), GID {}, remote writes{} up to {} bytes, messages and atomics by the peer's engine{gone}",
                 self.config,
                 std::net::Ipv6Addr::from(self.gid.gid),
                 if efa.reads {
@@ -141,12 +149,7 @@ impl VerbsPort {
                 } else {
                     ", no remote reads,"
                 },
-                efa.max_rdma,
-                if self.is_gone() {
-                    "; the device is gone"
-                } else {
-                    ""
-                }
+                efa.max_rdma
             );
         }
         let kind = match (self.port.is_ethernet(), self.gid.kind) {
@@ -159,7 +162,7 @@ impl VerbsPort {
             _ => format!("LID {}", self.port.lid),
         };
         format!(
-            "{}: {kind}, {at}, path MTU {}, messages up to {} bytes, {} pieces, {}{}",
+            "{}: {kind}, {at}, path MTU {}, messages up to {} bytes, {} pieces, {}{gone}",
             self.config,
             self.port.mtu,
             self.port.max_message,
@@ -167,10 +170,6 @@ impl VerbsPort {
             match self.device.atomics {
                 true => "atomics of 8 bytes",
                 false => "no atomics",
-            },
-            match self.is_gone() {
-                true => "; the device is gone",
-                false => "",
             }
         )
     }
@@ -182,6 +181,12 @@ impl VerbsPort {
 
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells the user that the device refuses something.
+    pub(crate) fn tell_refusal(&self, inner: &Inner, reason: String) {
+        let device = self.config.to_string();
+        inner.events.push(Event::DeviceRefused { device, reason });
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -225,6 +230,27 @@ impl VerbsPort {
                 AsyncEvent::QpFatal(qpn) => self.alarm(qpn, Alarm::FATAL),
                 _ => {}
             }
+        }
+    }
+
+    /// An RC queue pair of that number, for its peer.
+    fn end(&self, qpn: u32) -> VerbsEnd {
+        VerbsEnd {
+            qpn,
+            gid: self.gid.gid,
+            lid: self.port.lid,
+            mtu: self.port.mtu,
+            reads_open: self.device.reads_open.clamp(1, 16),
+            reads_answered: self.device.reads_answered.clamp(1, 16),
+            ethernet: self.port.is_ethernet(),
+            srd: None,
+        }
+    }
+
+    fn unsupported(&self, what: impl Into<String>) -> VerbsError {
+        VerbsError::Unsupported {
+            device: self.config.device.clone(),
+            what: what.into(),
         }
     }
 
@@ -420,9 +446,8 @@ pub(crate) struct Nic {
     pub(crate) cq: Cq,
     pub(crate) port: Arc<VerbsPort>,
     pub(crate) alarm: Arc<Alarm>,
-    /// Before the buffers: a queue pair that could not be destroyed may still read, and its device must not know the memory any more.
-    bounce_mr: Mr,
-    bounce: Box<[core::cell::UnsafeCell<[u8; INLINE]>]>,
+    /// For inline data that the device does not take: a place for each request, a power of two of them.
+    bounce: Places,
     peer: AtomicU32,
     pub(crate) send: u32,
     pub(crate) recv: u32,
@@ -430,11 +455,6 @@ pub(crate) struct Nic {
     pub(crate) recv_pieces: u32,
     pub(crate) inline: u32,
 }
-
-// SAFETY: the bounce buffers are written by the engine core that owns the queue pair, and read by the device.
-unsafe impl Send for Nic {}
-// SAFETY: as above.
-unsafe impl Sync for Nic {}
 
 impl fmt::Debug for Nic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -467,13 +487,7 @@ impl Nic {
         let qp = Qp::new(&pd, &cq, &cq, &config)?;
         qp.init(port.config.port, Access::ALL.bits())?;
         let inline = qp.capacity().max_inline_data.min(INLINE as u32);
-        // Inline data that the device does not take goes by way of memory that it knows, one place a request.
-        let bounce: Box<[_]> = (0..send.next_power_of_two())
-            .map(|_| core::cell::UnsafeCell::new([0; INLINE]))
-            .collect();
-        let at = bounce.as_ptr().expose_provenance() as u64;
-        // SAFETY: the buffers are dropped after their registration.
-        let bounce_mr = unsafe { pd.register(Source::Host(at), bounce.len() * INLINE, at, 0) }?;
+        let bounce = Places::new(&pd, send.next_power_of_two() as usize, INLINE, 0)?;
         Ok(Self {
             peer: AtomicU32::new(0),
             alarm: port.watch(qp.qpn()),
@@ -485,23 +499,13 @@ impl Nic {
             qp,
             cq,
             port: Arc::clone(port),
-            bounce_mr,
             bounce,
         })
     }
 
     /// This end, for the peer.
     pub(crate) fn end(&self) -> VerbsEnd {
-        VerbsEnd {
-            qpn: self.qp.qpn(),
-            gid: self.port.gid.gid,
-            lid: self.port.port.lid,
-            mtu: self.port.port.mtu,
-            reads_open: self.port.device.reads_open.clamp(1, 16),
-            reads_answered: self.port.device.reads_answered.clamp(1, 16),
-            ethernet: self.port.port.is_ethernet(),
-            srd: None,
-        }
+        self.port.end(self.qp.qpn())
     }
 
     /// The number of the peer's queue pair; 0 before it is connected.
@@ -513,16 +517,14 @@ impl Nic {
     pub(crate) fn connect(&self, to: &VerbsTarget) -> Result<(), VerbsError> {
         let own = self.end();
         if to.peer.srd.is_some() {
-            return Err(VerbsError::Unsupported {
-                device: self.port.config.device.clone(),
-                what: "the peer's is an EFA device, whose SRD reaches EFA devices only".to_owned(),
-            });
+            return Err(self
+                .port
+                .unsupported("the peer's is an EFA device, whose SRD reaches EFA devices only"));
         }
         if own.ethernet != to.peer.ethernet {
-            return Err(VerbsError::Unsupported {
-                device: self.port.config.device.clone(),
-                what: "this port and the peer's are not of one kind (InfiniBand, Ethernet): choose others".to_owned(),
-            });
+            return Err(self.port.unsupported(
+                "this port and the peer's are not of one kind (InfiniBand, Ethernet): choose others",
+            ));
         }
         self.peer.store(to.peer.qpn, Ordering::Relaxed);
         self.qp.connect(&Connection {
@@ -552,16 +554,7 @@ impl Nic {
 
     /// Where inline data of request `number` goes, and the piece that names it.
     pub(crate) fn bounce(&self, number: u64, len: usize) -> Option<(*mut u8, abi::Sge)> {
-        let slot = self
-            .bounce
-            .get(number as usize & (self.bounce.len() - 1))
-            .filter(|_| len <= INLINE)?;
-        let at = slot.get().cast::<u8>();
-        let sge = abi::Sge {
-            addr: at.addr() as u64,
-            length: len as u32,
-            lkey: self.bounce_mr.lkey(),
-        };
-        Some((at, sge))
+        let places = self.send.next_power_of_two() as usize;
+        self.bounce.place(number as usize & (places - 1), len)
     }
 }

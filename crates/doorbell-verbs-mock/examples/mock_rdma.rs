@@ -12,9 +12,8 @@ use std::sync::OnceLock;
 
 use doorbell_verbs::Api;
 use doorbell_verbs::abi::*;
-use doorbell_verbs::efa::EfaApi;
 use doorbell_verbs::efa::abi::{RawEfaAttr, RawEfaQpInit};
-use doorbell_verbs_mock::{Config, Mock, Srd};
+use doorbell_verbs_mock::{Config, Mock, Srd, efa_api};
 
 fn api() -> &'static Api {
     static LIBRARY: OnceLock<(Mock, Api)> = OnceLock::new();
@@ -28,10 +27,6 @@ fn api() -> &'static Api {
         (mock, api)
     });
     &made.1
-}
-
-fn efa_table() -> EfaApi {
-    doorbell_verbs_mock::efa_api()
 }
 
 macro_rules! export {
@@ -69,7 +64,7 @@ export! { api();
     ibv_wc_status_str = wc_status_str(status: u32) -> *const c_char;
 }
 
-export! { efa_table();
+export! { efa_api();
     efadv_query_device = query_device(context: *mut RawContext, out: *mut RawEfaAttr, size: u32) -> c_int;
     efadv_create_qp_ex = create_qp_ex(context: *mut RawContext, attr: *mut QpInitAttrEx, efa: *mut RawEfaQpInit, size: u32) -> *mut RawQp;
     ibv_create_ah = create_ah(pd: *mut RawPd, attr: *mut AhAttr) -> *mut RawAh;

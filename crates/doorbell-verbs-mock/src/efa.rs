@@ -291,23 +291,15 @@ impl World {
         let qp = &self.qps[&qpn];
         let (device, pd) = (qp.device, qp.pd);
         let own = self.devices.get_mut(&device)?;
-        if let Some((number, status, vendor)) = own.fail_request
-            && number == request.number
-        {
-            own.fail_request = None;
-            return Some(Err((status, vendor)));
+        if let Some(planned) = own.planned(request.number) {
+            return Some(Err(planned));
         }
         let looks = own.config.rnr_looks;
         let read = request.opcode == wr_opcode::READ;
         let need = if read { access::LOCAL_WRITE } else { 0 };
-        let mut here = Vec::new();
-        for piece in &request.pieces {
-            let len = u64::from(piece.length);
-            match self.find(device, pd, piece.lkey, piece.addr, len, need) {
-                Some(addr) => here.push((addr, piece.length as usize)),
-                None => return Some(Err((wc_status::LOC_PROT_ERR, 5))),
-            }
-        }
+        let Some(here) = self.local(device, pd, request, need) else {
+            return Some(Err((wc_status::LOC_PROT_ERR, 5)));
+        };
         let total: usize = here.iter().map(|(_, len)| len).sum();
         // The other side.
         let (ah, dest, qkey) = request.to?;
@@ -368,12 +360,9 @@ impl World {
         let peer = self.qps.get_mut(&dest)?;
         let (device, pd, cq) = (peer.device, peer.pd, peer.recv_cq);
         let Some(receive) = peer.receives.pop_front() else {
-            let front = self.qps.get_mut(&qpn)?.sends.get_mut(which)?;
-            front.looks += 1;
-            let seen = front.looks;
-            return match looks {
-                Some(most) if seen > most => Some(Err((wc_status::RNR_RETRY_EXC_ERR, status::RNR))),
-                _ => None,
+            return match self.gives_up(qpn, which, looks) {
+                true => Some(Err((wc_status::RNR_RETRY_EXC_ERR, status::RNR))),
+                false => None,
             };
         };
         let room: usize = receive.pieces.iter().map(|p| p.length as usize).sum();
@@ -391,22 +380,10 @@ impl World {
             self.push(cq, wc, 0);
             return Some(Err((wc_status::REM_INV_REQ_ERR, 11)));
         }
-        let mut rest = &bytes[..];
-        for piece in &receive.pieces {
-            let (now, later) = rest.split_at((piece.length as usize).min(rest.len()));
-            let len = now.len() as u64;
-            match self.find(device, pd, piece.lkey, piece.addr, len, access::LOCAL_WRITE) {
-                // SAFETY: the range lies in a region whose memory its owner keeps.
-                Some(addr) => unsafe {
-                    core::ptr::copy(now.as_ptr(), at::<u8>(addr), now.len());
-                },
-                None => {
-                    wc.status = wc_status::LOC_PROT_ERR;
-                    self.push(cq, wc, 0);
-                    return Some(Err((wc_status::REM_OP_ERR, 12)));
-                }
-            }
-            rest = later;
+        if self.fill(device, pd, &receive.pieces, &bytes).is_none() {
+            wc.status = wc_status::LOC_PROT_ERR;
+            self.push(cq, wc, 0);
+            return Some(Err((wc_status::REM_OP_ERR, 12)));
         }
         self.push(cq, wc, 0);
         Some(Ok(()))

@@ -144,10 +144,7 @@ impl World {
         if own.config.hollow {
             return Outcome::Done(0);
         }
-        if let Some((number, status, vendor)) = own.fail_request
-            && number == request.number
-        {
-            own.fail_request = None;
+        if let Some((status, vendor)) = own.planned(request.number) {
             return Outcome::Failed(status, vendor);
         }
         if request.broken {
@@ -159,14 +156,9 @@ impl World {
             wr_opcode::READ | wr_opcode::FETCH_ADD | wr_opcode::COMPARE_SWAP => access::LOCAL_WRITE,
             _ => 0,
         };
-        let mut here = Vec::new();
-        for piece in &request.pieces {
-            let len = u64::from(piece.length);
-            match self.find(device, pd, piece.lkey, piece.addr, len, need) {
-                Some(addr) => here.push((addr, piece.length as usize)),
-                None => return Outcome::Failed(wc_status::LOC_PROT_ERR, 0),
-            }
-        }
+        let Some(here) = self.local(device, pd, request, need) else {
+            return Outcome::Failed(wc_status::LOC_PROT_ERR, 0);
+        };
         let total = match &request.inline {
             Some(bytes) => bytes.len(),
             None => here.iter().map(|(_, len)| len).sum(),
@@ -205,14 +197,9 @@ impl World {
             wr_opcode::SEND | wr_opcode::SEND_IMM | wr_opcode::WRITE_IMM
         );
         if takes && peer_is_dry(self, dest) {
-            let front = self.qps.get_mut(&qpn).and_then(|q| q.sends.front_mut());
-            let seen = front.map_or(0, |f| {
-                f.looks += 1;
-                f.looks
-            });
-            return match looks {
-                Some(most) if seen > most => Outcome::Failed(wc_status::RNR_RETRY_EXC_ERR, 0),
-                _ => Outcome::Later,
+            return match self.gives_up(qpn, 0, looks) {
+                true => Outcome::Failed(wc_status::RNR_RETRY_EXC_ERR, 0),
+                false => Outcome::Later,
             };
         }
         match request.opcode {
@@ -261,6 +248,57 @@ impl World {
         Outcome::Done(total as u32)
     }
 
+    /// The memory of a request on its own side: addresses and lengths. `None`: it may not be used so.
+    pub(crate) fn local(
+        &self,
+        device: u32,
+        pd: u32,
+        request: &Request,
+        need: u32,
+    ) -> Option<Vec<(u64, usize)>> {
+        let pieces = request.pieces.iter();
+        let found = pieces.map(|piece| {
+            let len = u64::from(piece.length);
+            let addr = self.find(device, pd, piece.lkey, piece.addr, len, need)?;
+            Some((addr, piece.length as usize))
+        });
+        found.collect()
+    }
+
+    /// Another look of a queue pair's request at a peer without a receive: has it looked too often?
+    pub(crate) fn gives_up(&mut self, qpn: u32, which: usize, looks: Option<u32>) -> bool {
+        let qp = self.qps.get_mut(&qpn);
+        let Some(request) = qp.and_then(|q| q.sends.get_mut(which)) else {
+            return false;
+        };
+        request.looks += 1;
+        looks.is_some_and(|most| request.looks > most)
+    }
+
+    /// Puts bytes into a receive; returns those that it has no room for. `None`: it may not be written.
+    pub(crate) fn fill<'a>(
+        &self,
+        device: u32,
+        pd: u32,
+        pieces: &[Sge],
+        bytes: &'a [u8],
+    ) -> Option<&'a [u8]> {
+        let mut rest = bytes;
+        for piece in pieces {
+            // A piece that nothing goes to is not looked at.
+            if rest.is_empty() {
+                break;
+            }
+            let (now, later) = rest.split_at((piece.length as usize).min(rest.len()));
+            let (len, need) = (now.len() as u64, access::LOCAL_WRITE);
+            let addr = self.find(device, pd, piece.lkey, piece.addr, len, need)?;
+            // SAFETY: the range lies in a region whose memory its owner keeps.
+            unsafe { core::ptr::copy(now.as_ptr(), at::<u8>(addr), now.len()) };
+            rest = later;
+        }
+        Some(rest)
+    }
+
     pub(crate) fn gathered(&self, request: &Request, here: &[(u64, usize)]) -> Vec<u8> {
         if let Some(bytes) = &request.inline {
             return bytes.clone();
@@ -277,37 +315,14 @@ impl World {
     fn deliver(&mut self, dest: u32, request: &Request, bytes: &[u8]) -> Outcome {
         let peer = &self.qps[&dest];
         let (device, pd) = (peer.device, peer.pd);
-        let pieces = peer
-            .receives
-            .front()
-            .map(|r| r.pieces.clone())
-            .unwrap_or_default();
-        let mut rest = bytes;
-        let mut fault = None;
-        for piece in pieces {
-            if rest.is_empty() {
-                break;
+        let pieces = peer.receives.front().map_or(&[][..], |r| &r.pieces);
+        let (theirs, ours) = match self.fill(device, pd, pieces, bytes) {
+            Some([]) => {
+                self.received(dest, request, wc_opcode::RECV, bytes.len() as u32);
+                return Outcome::Done(bytes.len() as u32);
             }
-            let (now, later) = rest.split_at((piece.length as usize).min(rest.len()));
-            let len = now.len() as u64;
-            match self.find(device, pd, piece.lkey, piece.addr, len, access::LOCAL_WRITE) {
-                // SAFETY: as above.
-                Some(addr) => unsafe {
-                    core::ptr::copy(now.as_ptr(), at::<u8>(addr), now.len());
-                },
-                None => {
-                    fault = Some((wc_status::LOC_PROT_ERR, wc_status::REM_OP_ERR));
-                    break;
-                }
-            }
-            rest = later;
-        }
-        if fault.is_none() && !rest.is_empty() {
-            fault = Some((wc_status::LOC_LEN_ERR, wc_status::REM_INV_REQ_ERR));
-        }
-        let Some((theirs, ours)) = fault else {
-            self.received(dest, request, wc_opcode::RECV, bytes.len() as u32);
-            return Outcome::Done(bytes.len() as u32);
+            Some(_) => (wc_status::LOC_LEN_ERR, wc_status::REM_INV_REQ_ERR),
+            None => (wc_status::LOC_PROT_ERR, wc_status::REM_OP_ERR),
         };
         let peer = self.qps.get_mut(&dest).expect("found above");
         let (cq, receive) = (peer.recv_cq, peer.receives.pop_front());

@@ -45,6 +45,12 @@ pub(crate) struct Address {
 }
 
 impl Device {
+    /// The failure that a test wants of the request of that number; only once.
+    pub(crate) fn planned(&mut self, number: u64) -> Option<(u32, u32)> {
+        let planned = self.fail_request.take_if(|(n, ..)| *n == number);
+        planned.map(|(_, status, vendor)| (status, vendor))
+    }
+
     pub(crate) fn remove(&mut self) {
         self.removed = true;
         self.raise(event_type::DEVICE_FATAL, 0);

@@ -99,19 +99,9 @@ impl Pair {
     }
 
     fn one(&self, op: SrdOp, pieces: &[Sge]) -> Wc {
-        self.post(0x77, &[work(1, op, pieces)]).expect("posted");
+        self.post(0x77, &[SrdWork::new(1, op, pieces)])
+            .expect("posted");
         self.drain(0, 1)[0]
-    }
-}
-
-fn work(id: u64, op: SrdOp, pieces: &[Sge]) -> SrdWork {
-    let mut two = [Sge::default(); 2];
-    two[..pieces.len()].copy_from_slice(pieces);
-    SrdWork {
-        id,
-        op,
-        pieces: two,
-        count: pieces.len(),
     }
 }
 
@@ -129,7 +119,7 @@ fn writes_reads_and_messages() {
     let wc = p.one(SrdOp::Read { addr, rkey }, &[p.piece(0, 4, 8)]);
     assert_eq!((wc.status, p.memory[0][4]), (wc_status::SUCCESS, 0x1234));
     // SAFETY: the memory outlives the receive.
-    unsafe { p.qps[1].post_recv(9, p.piece(1, 20, 64)) }.expect("posted");
+    unsafe { p.qps[1].post_recv(9, &mut [p.piece(1, 20, 64)]) }.expect("posted");
     let wc = p.one(SrdOp::Send, &[p.piece(0, 3, 8), p.piece(0, 4, 8)]);
     assert_eq!(wc.status, wc_status::SUCCESS);
     let got = p.drain(1, 1)[0];
@@ -145,7 +135,7 @@ fn requests_finish_in_another_order_each_once() {
     let p = Pair::new();
     let (addr, rkey) = (p.at(1, 0), p.mrs[1].rkey());
     let works: Vec<_> = (0..60)
-        .map(|id| work(id, SrdOp::Write { addr, rkey }, &[p.piece(0, 0, 64)]))
+        .map(|id| SrdWork::new(id, SrdOp::Write { addr, rkey }, &[p.piece(0, 0, 64)]))
         .collect();
     p.post(0x77, &works).expect("posted");
     let ids: Vec<u64> = p.drain(0, 60).iter().map(|wc| wc.wr_id).collect();
@@ -161,17 +151,20 @@ fn what_the_provider_refuses_is_refused_all_or_nothing() {
     let write = SrdOp::Write { addr, rkey };
     let one = p.piece(0, 0, 8);
     // A remote write has one piece, a message fits a packet, a queue ends.
-    let bad = [work(1, write, &[one]), work(2, write, &[one, one])];
+    let bad = [
+        SrdWork::new(1, write, &[one]),
+        SrdWork::new(2, write, &[one, one]),
+    ];
     assert_eq!(p.post(0x77, &bad), Err(libc::EINVAL));
     let long = Sge {
         length: 9000,
         ..one
     };
     assert_eq!(
-        p.post(0x77, &[work(1, SrdOp::Send, &[long])]),
+        p.post(0x77, &[SrdWork::new(1, SrdOp::Send, &[long])]),
         Err(libc::EINVAL)
     );
-    let many = vec![work(1, write, &[one]); 65];
+    let many = vec![SrdWork::new(1, write, &[one]); 65];
     assert_eq!(p.post(0x77, &many), Err(libc::ENOMEM));
     assert_eq!(p.mock.counts().requests, 1 + 64, "and none was taken");
     let wc = p.one(write, &[one]);
@@ -207,7 +200,8 @@ fn failures_leave_the_queue_pair_as_it_is() {
     let wc = p.one(beyond, &[piece]);
     assert_eq!((wc.status, wc.vendor_err), (wc_status::REM_ACCESS_ERR, 7));
     // Another key than the peer's queue pair has.
-    p.post(0x78, &[work(2, write, &[piece])]).expect("posted");
+    p.post(0x78, &[SrdWork::new(2, write, &[piece])])
+        .expect("posted");
     let wc = p.drain(0, 1)[0];
     let nobody = (wc_status::REM_INV_RD_REQ_ERR, status::BAD_DEST_QPN);
     assert_eq!((wc.status, wc.vendor_err), nobody);
@@ -233,7 +227,7 @@ fn failures_leave_the_queue_pair_as_it_is() {
         qkey: 5,
     };
     // SAFETY: as above.
-    unsafe { p.qps[0].post(to, &[work(3, write, &[piece])]) }.expect("posted");
+    unsafe { p.qps[0].post(to, &[SrdWork::new(3, write, &[piece])]) }.expect("posted");
     let wc = p.drain(0, 1)[0];
     assert_eq!(
         (wc.status, wc.vendor_err),

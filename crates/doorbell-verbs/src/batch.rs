@@ -133,6 +133,11 @@ pub(crate) struct Calls {
     complete: unsafe extern "C" fn(*mut RawQpEx) -> c_int,
 }
 
+// SAFETY: they lead to a queue pair, which libibverbs lets any thread use.
+unsafe impl Send for Calls {}
+// SAFETY: as above.
+unsafe impl Sync for Calls {}
+
 impl Calls {
     /// Those of an extended queue pair; `None` if one that is always needed is missing.
     ///

@@ -224,6 +224,17 @@ impl Context {
         refused(&self.0.name, step, what, errno)
     }
 
+    /// Says so if something of the device could not be taken down. One that is gone has let go of everything.
+    pub(crate) fn taken_down(&self, step: &str, rc: c_int) {
+        if rc != 0 && rc != libc::EIO && rc != libc::ENODEV {
+            tracing::error!(
+                "RDMA device {}: {step}: {}",
+                self.name(),
+                std::io::Error::from_raw_os_error(rc.abs())
+            );
+        }
+    }
+
     /// What it can do.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 //! a C program against the real headers and compares every size and offset. [`efa`] has what Amazon's adapter has instead of RC.
 
 pub mod abi;
+mod any;
 mod api;
 mod batch;
 mod device;
@@ -21,6 +22,7 @@ mod gid;
 mod memory;
 mod queue;
 
+pub use any::AnyQp;
 pub use api::{Api, DmabufMr, LIBRARY, VARIABLE, Verbs};
 pub use batch::{Batch, Data, Op, Refused, Work};
 pub use device::{Context, DeviceAttr, DeviceName, PortAttr, mtu_bytes, mtu_code};

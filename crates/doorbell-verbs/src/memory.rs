@@ -185,13 +185,6 @@ impl Drop for Mr {
         let context = self.pd.context();
         // SAFETY: the region is registered, and nobody uses the handle any more.
         let rc = unsafe { (context.api().dereg_mr)(self.raw.as_ptr()) };
-        // A device that is gone has let go of it.
-        if rc != 0 && rc != libc::EIO && rc != libc::ENODEV {
-            tracing::error!(
-                "RDMA device {}: deregistering memory: {}",
-                context.name(),
-                std::io::Error::from_raw_os_error(rc)
-            );
-        }
+        context.taken_down("deregistering memory", rc);
     }
 }

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::abi::*;
+use crate::any::AnyQp;
 use crate::batch::Calls;
 use crate::device::Context;
 use crate::error::{Result, Step, errno};
@@ -145,19 +146,19 @@ pub struct Connection {
 /// A reliable queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    raw: NonNull<RawQp>,
+    any: AnyQp,
     pub(crate) calls: Option<Calls>,
     pub(crate) post_send: PostSend,
-    post_recv: PostRecv,
     cap: QpCap,
-    pd: Pd,
-    _cqs: (Cq, Cq),
 }
 
-// SAFETY: libibverbs lets any thread use a queue pair.
-unsafe impl Send for Qp {}
-// SAFETY: as above.
-unsafe impl Sync for Qp {}
+impl core::ops::Deref for Qp {
+    type Target = AnyQp;
+
+    fn deref(&self) -> &AnyQp {
+        &self.any
+    }
+}
 
 /// Operations that a queue pair with calls is to have.
 const OPERATIONS: u64 = send_ops::RDMA_WRITE
@@ -187,8 +188,8 @@ impl Qp {
         };
         let mut attr = QpInitAttr {
             qp_context: core::ptr::null_mut(),
-            send_cq: send_cq.0.raw.as_ptr(),
-            recv_cq: recv_cq.0.raw.as_ptr(),
+            send_cq: send_cq.raw(),
+            recv_cq: recv_cq.raw(),
             srq: core::ptr::null_mut(),
             cap: QpCap {
                 max_send_wr: config.send,
@@ -213,13 +214,10 @@ impl Qp {
         }
         let (raw, calls) = raw.map_err(refused)?;
         Ok(Self {
-            raw,
+            any: AnyQp::new(raw, post_recv, pd, [send_cq, recv_cq]),
             calls,
             post_send,
-            post_recv,
             cap: attr.cap,
-            pd: pd.clone(),
-            _cqs: (send_cq.clone(), recv_cq.clone()),
         })
     }
 
@@ -283,12 +281,6 @@ impl Qp {
         }
     }
 
-    /// Its number.
-    pub fn qpn(&self) -> u32 {
-        // SAFETY: the queue pair lives; its number does not change.
-        unsafe { (*self.raw.as_ptr()).qp_num }
-    }
-
     /// What the device made of the sizes asked for.
     pub fn capacity(&self) -> QpCap {
         self.cap
@@ -297,25 +289,6 @@ impl Qp {
     /// Are work requests built by calls (`ibv_wr_*`)?
     pub fn by_calls(&self) -> bool {
         self.calls.is_some()
-    }
-
-    /// Its device.
-    pub fn context(&self) -> &Context {
-        self.pd.context()
-    }
-
-    pub(crate) fn raw(&self) -> *mut RawQp {
-        self.raw.as_ptr()
-    }
-
-    fn modify(&self, step: Step, what: &str, attr: &mut QpAttr, mask: c_int) -> Result<()> {
-        // SAFETY: the queue pair lives.
-        match unsafe { (self.context().api().modify_qp)(self.raw(), attr, mask) } {
-            0 => Ok(()),
-            // Some providers answer -1 and leave the rest in errno.
-            e if e < 0 => Err(self.context().refused(step, what, errno())),
-            e => Err(self.context().refused(step, what, e)),
-        }
     }
 
     /// RESET to INIT: receives may be posted. `rights` ([`access`]) are what the peer may do here at all.
@@ -393,80 +366,5 @@ impl Qp {
             | qp_mask::SQ_PSN
             | qp_mask::MAX_QP_RD_ATOMIC;
         self.modify(Step::ToRts, &what, &mut attr, mask)
-    }
-
-    /// Any state to ERR: what is under way is flushed.
-    ///
-    /// # Errors
-    /// [`crate::VerbsError::Step`].
-    pub fn fail(&self) -> Result<()> {
-        let mut attr = QpAttr {
-            qp_state: qp_state::ERR,
-            ..QpAttr::default()
-        };
-        self.modify(Step::Modify, "to ERR", &mut attr, qp_mask::STATE)
-    }
-
-    /// Any state to RESET: nothing is under way any more, and no completion comes of it.
-    ///
-    /// # Errors
-    /// [`crate::VerbsError::Step`].
-    pub fn reset(&self) -> Result<()> {
-        let mut attr = QpAttr::default();
-        self.modify(Step::Modify, "to RESET", &mut attr, qp_mask::STATE)
-    }
-
-    /// Its state as the device has it ([`qp_state`]).
-    ///
-    /// # Errors
-    /// [`crate::VerbsError::Step`].
-    pub fn state(&self) -> Result<u32> {
-        let mut attr = QpAttr::default();
-        // SAFETY: all-zero bytes are a valid value of a structure of numbers and null pointers.
-        let mut init: QpInitAttr = unsafe { core::mem::zeroed() };
-        let query = self.context().api().query_qp;
-        // SAFETY: the queue pair lives; both structures are written.
-        match unsafe { query(self.raw(), &mut attr, qp_mask::STATE, &mut init) } {
-            0 => Ok(attr.qp_state),
-            e => Err(self.context().refused(Step::Query, "a queue pair", e)),
-        }
-    }
-
-    /// Posts a receive.
-    ///
-    /// # Errors
-    /// What the device said, as `errno`.
-    ///
-    /// # Safety
-    /// The pieces may be written until the receive completes or the queue pair is reset or destroyed.
-    pub unsafe fn post_recv(&self, id: u64, pieces: &mut [Sge]) -> Result<(), i32> {
-        let mut wr = RecvWr {
-            wr_id: id,
-            next: core::ptr::null_mut(),
-            sg_list: pieces.as_mut_ptr(),
-            num_sge: pieces.len() as c_int,
-        };
-        let mut bad = core::ptr::null_mut();
-        // SAFETY: the queue pair lives; request and pieces are read during the call only.
-        match unsafe { (self.post_recv)(self.raw(), &mut wr, &mut bad) } {
-            0 => Ok(()),
-            e if e < 0 => Err(errno()),
-            e => Err(e),
-        }
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        let context = self.pd.context();
-        // SAFETY: nobody else has the handle.
-        let rc = unsafe { (context.api().destroy_qp)(self.raw.as_ptr()) };
-        if rc != 0 && rc != libc::EIO && rc != libc::ENODEV {
-            tracing::error!(
-                "RDMA device {}: destroying a queue pair: {}",
-                context.name(),
-                std::io::Error::from_raw_os_error(rc)
-            );
-        }
     }
 }

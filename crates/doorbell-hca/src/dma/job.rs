@@ -273,14 +273,14 @@ impl fmt::Debug for Job {
 ///
 /// # Safety
 /// `at` is mapped for the width's bytes.
-pub(super) unsafe fn put_old(at: Shared<u8>, width: Width, old: u64) {
+pub(crate) unsafe fn put_old(at: Shared<u8>, width: Width, old: u64) {
     let bytes = old_bytes(width, old);
     // SAFETY: the caller's promise.
     unsafe { crate::copy::write(at.as_ptr(), &bytes[..width.bytes() as usize]) };
 }
 
 /// The old value as the sink gets it.
-pub(super) fn old_bytes(width: Width, old: u64) -> [u8; 8] {
+pub(crate) fn old_bytes(width: Width, old: u64) -> [u8; 8] {
     match width {
         Width::Eight => old.to_ne_bytes(),
         Width::Four => {

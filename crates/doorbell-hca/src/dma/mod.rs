@@ -19,6 +19,7 @@ mod tests;
 pub(crate) mod words;
 
 pub use job::{DmaFailure, Event, Job, Piece, Pieces, Source, Word, Work};
+pub(crate) use job::{old_bytes, put_old};
 pub use pipeline::{DmaConfig, DmaCore, DmaCounters, WriteOrder};
 pub(crate) use staging::LARGE;
 pub use staging::Slot as Buffer;

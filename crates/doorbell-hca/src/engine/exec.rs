@@ -13,6 +13,7 @@ use super::keys::{CachedKey, Use};
 use super::qp::{EngineQp, Park, Target};
 use super::slices::Slices;
 use crate::copy::{copy, write};
+use crate::dma::{old_bytes, put_old};
 use crate::fault::Fault;
 use crate::link::Delivery;
 use crate::mem::{Access, End, Place, Span};
@@ -41,6 +42,8 @@ pub(super) enum Outcome {
 
 /// The largest message (IB's limit).
 pub(super) const MAX_MESSAGE: u64 = 1 << 31;
+/// A WRITE of so many bytes at most may have been inline: a WQE has no more than 63 chunks of 16 bytes, its segments among them.
+pub(super) const SIGNAL: u32 = 63 * 16;
 
 impl EngineQp {
     /// Looks at the WQE in slot `exec`.
@@ -478,17 +481,14 @@ impl EngineQp {
         }
         // SAFETY: the range was located inside a region that this round may use, with the right for it, and is aligned.
         let old = unsafe { modify(word, width, new) };
-        let old: &[u8] = match width {
-            Width::Eight => &old.to_ne_bytes(),
-            Width::Four => &(old as u32).to_be_bytes(),
-        };
         match here {
             Place::Host(here) => {
                 // SAFETY: as above.
-                unsafe { write(here.as_ptr(), old) };
+                unsafe { put_old(here, width, old) };
                 Ok(Outcome::Complete(bytes))
             }
             here @ Place::Device { .. } => {
+                let old = &old_bytes(width, old)[..bytes as usize];
                 self.issue_old(cx, ctrl, old, here);
                 Ok(Outcome::Issued)
             }

@@ -28,7 +28,7 @@ pub(super) fn index_bits(at: u64) -> u64 {
 
 /// The `fm_ce_se` byte of the control segment's second half, as loaded.
 #[inline(always)]
-fn is_signalled(second: u64) -> bool {
+pub(super) fn is_signalled(second: u64) -> bool {
     second & (u64::from(flags::CQ_UPDATE) << 24) != 0
 }
 

@@ -272,17 +272,8 @@ fn theirs(
     let regions = &cx.inner.regions;
     // SAFETY: this is an engine in a round, and what is found is used in this round or held by a copy job.
     let span = unsafe { regions.resolve(End::Local, sink.key.0, peer.pd, Access::LOCAL_WRITE) }?;
-    let at = span
-        .offset(sink.addr.wrapping_add(offset), len)
-        .ok_or(Fault::LkeyRange)?;
-    Ok(match span.place {
-        // SAFETY: the offset lies inside the region.
-        Place::Host(base) => Place::Host(unsafe { base.byte_add(at as usize) }),
-        Place::Device { addr, dma } => Place::Device {
-            addr: addr + at,
-            dma,
-        },
-    })
+    span.at(sink.addr.wrapping_add(offset), len)
+        .ok_or(Fault::LkeyRange)
 }
 
 fn on_device(piece: &Piece) -> bool {

@@ -289,6 +289,19 @@ impl Span {
         let offset = addr.wrapping_sub(self.base);
         (len <= self.len && offset <= self.len - len).then_some(offset)
     }
+
+    /// Where `[addr, addr + len)` is, if it lies inside the region.
+    pub fn at(self, addr: u64, len: u64) -> Option<Place> {
+        let offset = self.offset(addr, len)?;
+        Some(match self.place {
+            // SAFETY: the offset lies inside the region.
+            Place::Host(base) => Place::Host(unsafe { base.byte_add(offset as usize) }),
+            Place::Device { addr, dma } => Place::Device {
+                addr: addr + offset,
+                dma,
+            },
+        })
+    }
 }
 
 /// Which end of a transfer a key names: it decides the fault.

@@ -3,15 +3,14 @@
 //! Each queue pair of ours has one of the device's, although SRD would let one serve every peer: then a peer that fails breaks nobody else's
 //! traffic, the queues of one connection are bounded by themselves, and completions need no sorting by core. An EFA device has some hundreds of them.
 
-use core::cell::UnsafeCell;
 use core::fmt;
-use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use doorbell_verbs::efa::{Address, EfaAttr, SrdConfig, SrdQp, SrdWork, To};
-use doorbell_verbs::{Cq, Mr, Source, VerbsError, abi};
+use doorbell_verbs::{Cq, VerbsError, abi};
 use rand::Rng as _;
 
+use super::places::Places;
 use super::{INLINE, VerbsEnd, VerbsPort, VerbsTarget};
 
 /// Messages without an answer that a side may have sent.
@@ -24,50 +23,6 @@ pub(crate) const CONTROLS: usize = WINDOW + 4;
 pub(crate) const HEAD: usize = 80;
 /// Bytes of a part of a SEND, at most.
 const PART: usize = 4096;
-
-/// Registered memory in places of one size, each of which belongs to one request or receive at a time.
-pub(crate) struct Places {
-    // Before the memory: a queue pair that could not be destroyed may still use it, and its device must not know it any more.
-    mr: Mr,
-    size: usize,
-    memory: Box<[UnsafeCell<[u64; 8]>]>,
-}
-
-// SAFETY: a place is used by the engine core that owns the queue pair, or by the device; never by both.
-unsafe impl Send for Places {}
-// SAFETY: as above.
-unsafe impl Sync for Places {}
-
-impl Places {
-    fn new(pd: &doorbell_verbs::Pd, count: usize, bytes: usize) -> Result<Self, VerbsError> {
-        let size = bytes.next_multiple_of(64);
-        let memory: Box<[_]> = (0..count * size / 64)
-            .map(|_| UnsafeCell::new([0; 8]))
-            .collect();
-        let at = memory.as_ptr().expose_provenance() as u64;
-        let rights = abi::access::LOCAL_WRITE;
-        // SAFETY: the memory is dropped after its registration.
-        let mr = unsafe { pd.register(Source::Host(at), count * size, at, rights) }?;
-        Ok(Self { mr, size, memory })
-    }
-
-    /// The first byte of a place, and the piece that names `len` bytes of it.
-    pub(crate) fn place(&self, number: usize, len: usize) -> Option<(*mut u8, abi::Sge)> {
-        let offset = number * self.size;
-        if len > self.size || offset + self.size > self.memory.len() * 64 {
-            return None;
-        }
-        let first = self.memory.as_ptr().cast_mut().cast::<u8>();
-        // SAFETY: the place lies inside the memory.
-        let at = unsafe { first.add(offset) };
-        let sge = abi::Sge {
-            addr: at.addr() as u64,
-            length: len as u32,
-            lkey: self.mr.lkey(),
-        };
-        Some((at, sge))
-    }
-}
 
 /// A device's SRD queue pair that belongs to one of ours.
 pub(crate) struct SrdNic {
@@ -86,7 +41,6 @@ pub(crate) struct SrdNic {
     pub(crate) device: EfaAttr,
     qkey: u32,
     peer: OnceLock<Peer>,
-    peer_qpn: AtomicU32,
     /// Requests under way, answers and greetings not counted.
     pub(crate) send: u32,
     /// Bytes of a part of a SEND.
@@ -117,21 +71,17 @@ impl SrdNic {
         pd: u32,
         slots: u32,
     ) -> Result<Self, VerbsError> {
-        let refused = |what: String| VerbsError::Unsupported {
-            device: port.config.device.clone(),
-            what,
-        };
         let controls = CONTROLS as u32;
         let (max_send, max_recv) = (device.max_send, device.max_recv);
         if max_send < controls + 8 || max_recv < RECEIVES as u32 {
-            return Err(refused(format!(
+            return Err(port.unsupported(format!(
                 "its queues of {max_send} requests and {max_recv} receives are too short: {} and {RECEIVES} are needed",
                 controls + 8
             )));
         }
         let part = PART.min((port.port.max_message as usize).saturating_sub(HEAD));
         if part < 256 {
-            return Err(refused(format!(
+            return Err(port.unsupported(format!(
                 "its messages of {} bytes are too short",
                 port.port.max_message
             )));
@@ -148,10 +98,11 @@ impl SrdNic {
         let qp = SrdQp::new(&pd, &cq, &config, &device)?;
         let qkey = rand::rng().random_range(1..1 << 31);
         qp.start(port.config.port, qkey, device.rnr_retry.then_some(7))?;
+        let places = |count, bytes| Places::new(&pd, count, bytes, abi::access::LOCAL_WRITE);
         let made = Self {
-            heads: Places::new(&pd, send as usize, HEAD + INLINE)?,
-            controls: Places::new(&pd, CONTROLS, HEAD + 8 * WINDOW)?,
-            arrivals: Places::new(&pd, RECEIVES, HEAD + part)?,
+            heads: places(send as usize, HEAD + INLINE)?,
+            controls: places(CONTROLS, HEAD + 8 * WINDOW)?,
+            arrivals: places(RECEIVES, HEAD + part)?,
             alarm: port.watch(qp.qpn()),
             qp,
             cq,
@@ -160,13 +111,12 @@ impl SrdNic {
             device,
             qkey,
             peer: OnceLock::new(),
-            peer_qpn: AtomicU32::new(0),
             send,
             part,
         };
         for number in 0..RECEIVES {
             made.receive(number).map_err(|e| {
-                refused(format!(
+                port.unsupported(format!(
                     "posting a receive: {}",
                     std::io::Error::from_raw_os_error(e)
                 ))
@@ -181,7 +131,10 @@ impl SrdNic {
             return Err(libc::EINVAL);
         };
         // SAFETY: the place is this receive's until it completes.
-        unsafe { self.qp.post_recv(super::RECEIVE | number as u64, piece) }
+        unsafe {
+            self.qp
+                .post_recv(super::RECEIVE | number as u64, &mut [piece])
+        }
     }
 
     /// Bytes that arrived in that receive.
@@ -197,29 +150,21 @@ impl SrdNic {
     /// This end, for the peer.
     pub(crate) fn end(&self) -> VerbsEnd {
         VerbsEnd {
-            qpn: self.qp.qpn(),
-            gid: self.port.gid.gid,
-            lid: self.port.port.lid,
-            mtu: self.port.port.mtu,
             reads_open: 1,
             reads_answered: 1,
-            ethernet: self.port.port.is_ethernet(),
             srd: Some(self.qkey),
+            ..self.port.end(self.qp.qpn())
         }
     }
 
     /// Makes the peer known. Nothing leaves.
     pub(crate) fn connect(&self, to: &VerbsTarget) -> Result<(), VerbsError> {
-        let refused = |what: &str| VerbsError::Unsupported {
-            device: self.port.config.device.clone(),
-            what: what.to_owned(),
-        };
         let Some(qkey) = to.peer.srd else {
-            return Err(refused(
+            return Err(self.port.unsupported(
                 "it is an EFA device, which has SRD, and the peer's has RC: SRD reaches EFA devices only",
             ));
         };
-        let pd = self.heads.mr.pd();
+        let pd = self.heads.pd();
         let address = Address::new(pd, self.port.config.port, to.peer.gid)?;
         let peer = Peer {
             qpn: to.peer.qpn,
@@ -228,15 +173,16 @@ impl SrdNic {
             ours: to.sq_psn,
         };
         if self.address.set(address).is_err() || self.peer.set(peer).is_err() {
-            return Err(refused("it is connected already: reset the queue pair"));
+            return Err(self
+                .port
+                .unsupported("it is connected already: reset the queue pair"));
         }
-        self.peer_qpn.store(peer.qpn, Ordering::Relaxed);
         Ok(())
     }
 
     /// The number of the peer's queue pair; 0 before it is connected.
     pub(crate) fn peer_qpn(&self) -> u32 {
-        self.peer_qpn.load(Ordering::Relaxed)
+        self.peer.get().map_or(0, |peer| peer.qpn)
     }
 
     /// The other end.

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use doorbell_hca::dma::{Dma, DmaOp};
-use doorbell_hca::{Access, Addressing, Event, Memory, Mr, MrConfig};
+use doorbell_hca::{Access, Addressing, Memory, Mr, MrConfig};
 use doorbell_verbs_mock::Config;
 use doorbell_wire::{Key, Local, Remote, Syndrome, Vendor, Wqe};
 
@@ -121,12 +121,7 @@ fn gpu_memory_that_the_device_reaches_in_no_way_is_explained() {
     };
     let fault = p.fails(Wqe::write(p.there(&dst, 0), from).expect("a length"));
     assert_eq!(fault, (Syndrome::LOCAL_QP_OP, Vendor::UNSUPPORTED));
-    let mut reasons = Vec::new();
-    while let Some(event) = p.rig.hca.poll_event() {
-        if let Event::DeviceRefused { reason, .. } = event {
-            reasons.push(reason);
-        }
-    }
+    let reasons = p.refusals();
     let both = |r: &String| r.contains("dma-buf") && r.contains("nvidia-peermem");
     assert!(reasons.iter().any(both), "{reasons:?}");
 }

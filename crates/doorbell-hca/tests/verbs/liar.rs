@@ -119,7 +119,7 @@ impl Liar {
                 lkey: self.mr.lkey(),
             };
             // SAFETY: the memory outlives the queue pair; nobody reads what answers say.
-            unsafe { self.qp.post_recv(1, piece) }.expect("posted");
+            unsafe { self.qp.post_recv(1, &mut [piece]) }.expect("posted");
             self.receives += 1;
         }
         self.say(&head(1, TOKEN, 0, |h| h[40] = 32), &[]);
@@ -146,12 +146,7 @@ impl Liar {
             qpn: end.qpn,
             qkey: end.srd.expect("SRD"),
         };
-        let work = SrdWork {
-            id: 1 << 40,
-            op: SrdOp::Send,
-            pieces: [piece, Sge::default()],
-            count: 1,
-        };
+        let work = SrdWork::new(1 << 40, SrdOp::Send, &[piece]);
         // SAFETY: the memory outlives the queue pair and is not changed before the request is over.
         unsafe { self.qp.post(to, &[work]) }.expect("posted");
         let mut over = false;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::common::{MockQp, Options, PATIENCE, Region, Rig};
 use doorbell_hca::verbs::{VerbsConfig, VerbsEnd, VerbsPort, VerbsTarget};
-use doorbell_hca::{Destination, QpState};
+use doorbell_hca::{Destination, Event, QpState};
 use doorbell_verbs_mock::{Config, Mock};
 use doorbell_wire::cqe::ErrorCqe;
 use doorbell_wire::{Key, Remote, Syndrome, Vendor, Wqe};
@@ -100,6 +100,16 @@ impl Pair {
         let word = self.a.error_word();
         assert_eq!(word.wqe_index(), at as u16, "the first error is this WQE's");
         (error.syndrome, error.vendor)
+    }
+
+    /// What the user was told that the device refuses.
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        let events = std::iter::from_fn(|| self.rig.hca.poll_event());
+        let reasons = events.filter_map(|event| match event {
+            Event::DeviceRefused { reason, .. } => Some(reason),
+            _ => None,
+        });
+        reasons.collect()
     }
 
     pub(crate) fn again(&mut self) {

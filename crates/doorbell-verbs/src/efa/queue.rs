@@ -6,7 +6,7 @@ use core::ptr::NonNull;
 use super::EfaAttr;
 use super::abi::{DRIVER_TYPE_SRD, RawEfaQpInit};
 use crate::abi::*;
-use crate::device::Context;
+use crate::any::AnyQp;
 use crate::error::{Result, Step, VerbsError, errno};
 use crate::memory::Pd;
 use crate::queue::Cq;
@@ -67,13 +67,7 @@ impl Drop for Address {
         let Ok(api) = context.efa_api() else { return };
         // SAFETY: nobody else has the handle.
         let rc = unsafe { (api.destroy_ah)(self.raw.as_ptr()) };
-        if rc != 0 && rc != libc::EIO && rc != libc::ENODEV {
-            tracing::error!(
-                "RDMA device {}: destroying an address handle: {}",
-                context.name(),
-                std::io::Error::from_raw_os_error(rc.abs())
-            );
-        }
+        context.taken_down("destroying an address handle", rc);
     }
 }
 
@@ -122,6 +116,20 @@ pub struct SrdWork {
     pub count: usize,
 }
 
+impl SrdWork {
+    /// One of these pieces, of which there may be two.
+    pub fn new(id: u64, op: SrdOp, pieces: &[Sge]) -> Self {
+        let (mut two, count) = ([Sge::default(); 2], pieces.len().min(2));
+        two[..count].copy_from_slice(&pieces[..count]);
+        Self {
+            id,
+            op,
+            pieces: two,
+            count,
+        }
+    }
+}
+
 /// The calls that are used.
 #[derive(Clone, Copy, Debug)]
 struct Calls {
@@ -134,6 +142,11 @@ struct Calls {
     start: unsafe extern "C" fn(*mut RawQpEx),
     complete: unsafe extern "C" fn(*mut RawQpEx) -> c_int,
 }
+
+// SAFETY: they lead to a queue pair, which libibverbs lets any thread use.
+unsafe impl Send for Calls {}
+// SAFETY: as above.
+unsafe impl Sync for Calls {}
 
 impl Calls {
     /// # Safety
@@ -160,17 +173,17 @@ impl Calls {
 /// An SRD queue pair.
 #[derive(Debug)]
 pub struct SrdQp {
-    raw: NonNull<RawQp>,
+    any: AnyQp,
     calls: Calls,
-    post_recv: PostRecv,
-    pd: Pd,
-    _cq: Cq,
 }
 
-// SAFETY: libibverbs lets any thread use a queue pair.
-unsafe impl Send for SrdQp {}
-// SAFETY: as above.
-unsafe impl Sync for SrdQp {}
+impl core::ops::Deref for SrdQp {
+    type Target = AnyQp;
+
+    fn deref(&self) -> &AnyQp {
+        &self.any
+    }
+}
 
 impl SrdQp {
     /// Makes one, in RESET. It writes remotely, and reads if the device does.
@@ -234,40 +247,11 @@ impl SrdQp {
         let words = || format!("SRD, {} requests, {} receives", config.send, config.recv);
         let raw =
             NonNull::new(made).ok_or_else(|| context.refused(Step::CreateQp, &words(), errno()))?;
+        let any = AnyQp::new(raw, post_recv, pd, [cq, cq]);
         // SAFETY: the queue pair was made by an extended call.
-        let Some(calls) = (unsafe { Calls::of(convert(raw.as_ptr())) }) else {
-            // SAFETY: made above, used by nobody.
-            unsafe { (context.api().destroy_qp)(raw.as_ptr()) };
-            return Err(unsupported("its queue pairs lack calls that are needed"));
-        };
-        Ok(Self {
-            raw,
-            calls,
-            post_recv,
-            pd: pd.clone(),
-            _cq: cq.clone(),
-        })
-    }
-
-    /// Its number.
-    pub fn qpn(&self) -> u32 {
-        // SAFETY: the queue pair lives; its number does not change.
-        unsafe { (*self.raw.as_ptr()).qp_num }
-    }
-
-    /// Its device.
-    pub fn context(&self) -> &Context {
-        self.pd.context()
-    }
-
-    fn modify(&self, step: Step, what: &str, attr: &mut QpAttr, mask: c_int) -> Result<()> {
-        let modify = self.context().api().modify_qp;
-        // SAFETY: the queue pair lives.
-        match unsafe { modify(self.raw.as_ptr(), attr, mask) } {
-            0 => Ok(()),
-            e if e < 0 => Err(self.context().refused(step, what, errno())),
-            e => Err(self.context().refused(step, what, e)),
-        }
+        let calls = unsafe { Calls::of(convert(any.raw())) }
+            .ok_or_else(|| unsupported("its queue pairs lack calls that are needed"))?;
+        Ok(Self { any, calls })
     }
 
     /// RESET to RTS, which needs nobody else. `qkey`: what its peers' requests carry. `rnr_retry`: how often a message that finds no receive
@@ -300,34 +284,6 @@ impl SrdQp {
         };
         let mask = qp_mask::STATE | qp_mask::SQ_PSN | rnr;
         self.modify(Step::ToRts, "SRD", &mut attr, mask)
-    }
-
-    /// Any state to ERR: what is under way is flushed.
-    ///
-    /// # Errors
-    /// [`VerbsError::Step`].
-    pub fn fail(&self) -> Result<()> {
-        let mut attr = QpAttr {
-            qp_state: qp_state::ERR,
-            ..QpAttr::default()
-        };
-        self.modify(Step::Modify, "to ERR", &mut attr, qp_mask::STATE)
-    }
-
-    /// Its state as the device has it ([`qp_state`]).
-    ///
-    /// # Errors
-    /// [`VerbsError::Step`].
-    pub fn state(&self) -> Result<u32> {
-        let mut attr = QpAttr::default();
-        // SAFETY: all-zero bytes are a valid value of a structure of numbers and null pointers.
-        let mut init: QpInitAttr = unsafe { core::mem::zeroed() };
-        let query = self.context().api().query_qp;
-        // SAFETY: the queue pair lives; both structures are written.
-        match unsafe { query(self.raw.as_ptr(), &mut attr, qp_mask::STATE, &mut init) } {
-            0 => Ok(attr.qp_state),
-            e => Err(self.context().refused(Step::Query, "a queue pair", e)),
-        }
     }
 
     /// Gives requests to the device: all of them or none.
@@ -372,43 +328,5 @@ impl SrdQp {
     /// Does it read remotely?
     pub fn reads(&self) -> bool {
         self.calls.read.is_some()
-    }
-
-    /// Posts a receive of one piece.
-    ///
-    /// # Errors
-    /// What the device said, as `errno`.
-    ///
-    /// # Safety
-    /// The piece may be written until the receive completes or the queue pair is destroyed.
-    pub unsafe fn post_recv(&self, id: u64, mut piece: Sge) -> Result<(), i32> {
-        let mut wr = RecvWr {
-            wr_id: id,
-            next: core::ptr::null_mut(),
-            sg_list: &mut piece,
-            num_sge: 1,
-        };
-        let mut bad = core::ptr::null_mut();
-        // SAFETY: the queue pair lives; request and piece are read during the call only.
-        match unsafe { (self.post_recv)(self.raw.as_ptr(), &mut wr, &mut bad) } {
-            0 => Ok(()),
-            e if e < 0 => Err(errno()),
-            e => Err(e),
-        }
-    }
-}
-
-impl Drop for SrdQp {
-    fn drop(&mut self) {
-        let context = self.pd.context();
-        // SAFETY: nobody else has the handle.
-        let rc = unsafe { (context.api().destroy_qp)(self.raw.as_ptr()) };
-        if rc != 0 && rc != libc::EIO && rc != libc::ENODEV {
-            tracing::error!(
-                "RDMA device {}: destroying a queue pair: {}",
-                context.name(),
-                std::io::Error::from_raw_os_error(rc)
-            );
-        }
     }
 }

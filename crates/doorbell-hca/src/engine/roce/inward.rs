@@ -13,14 +13,13 @@ use doorbell_wire::Width;
 use super::memory::QpMemory;
 use super::staged::{Ended, IN};
 use crate::dma::{Buffer, Job, LARGE, Piece, Pieces, Source, Word, Work};
+use crate::engine::exec::SIGNAL;
 use crate::engine::lane;
 use crate::mem::Place;
 use crate::raw::Shared;
 
 /// Bytes that wait to be copied for one queue pair, at most; more is dropped, and comes again.
 const BEHIND: usize = 4 << 20;
-/// A WRITE of so many bytes may have been inline (63 chunks less three, less the header of four bytes).
-const SIGNAL: u32 = 1008;
 /// Results of atomics kept; the connection asks for each once, and for few at a time.
 const RESULTS: usize = 1024;
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use doorbell_port::{Path, PathRequest, Port};
 use doorbell_roce::{Connection, Message, Op, PostError};
 use doorbell_wire::roce::Transport;
-use doorbell_wire::{Ctrl, Local, Payload, Piece, Request};
+use doorbell_wire::{Cqn, Ctrl, Local, Payload, Piece, Request};
 
 use super::flight::{Bytes, Flight, InFlight, LIMIT};
 use super::memory::QpMemory;
@@ -169,12 +169,7 @@ impl EngineQp {
         }
         let (op, bytes, len) = match request {
             Request::Nop => return Ok(self.in_order(ctrl, 0)),
-            Request::Wait { index, cqn } => {
-                return Ok(match self.waits(cx, index, cqn)? {
-                    true => Outcome::Parked,
-                    false => self.in_order(ctrl, 0),
-                });
-            }
+            Request::Wait { index, cqn } => return self.wait_in_order(cx, ctrl, index, cqn),
             Request::Dump { local } => {
                 self.locate(cx, Use::Source, local.key, local.addr, u64::from(local.len))?;
                 return Ok(self.in_order(ctrl, local.len));
@@ -285,6 +280,20 @@ impl EngineQp {
             source: false,
         });
         Outcome::Issued
+    }
+
+    /// WAIT: complete when all before it is, and that CQ has completed so far.
+    pub(in crate::engine) fn wait_in_order(
+        &mut self,
+        cx: &Cx<'_>,
+        ctrl: Ctrl,
+        index: u32,
+        cqn: Cqn,
+    ) -> Result<Outcome, Fault> {
+        Ok(match self.waits(cx, index, cqn)? {
+            true => Outcome::Parked,
+            false => self.in_order(ctrl, 0),
+        })
     }
 
     /// Where the old value of an atomic goes.

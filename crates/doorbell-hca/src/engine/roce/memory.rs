@@ -61,15 +61,7 @@ impl QpMemory<'_, '_> {
         let regions = &self.cx.inner.regions;
         // SAFETY: this runs in a round of an engine core, and the answer does not outlive it but in a copy job.
         let span = unsafe { regions.resolve(end, key, self.shared.pd, need) }?;
-        let offset = span.offset(addr, len).ok_or(end.range())?;
-        Ok(match span.place {
-            // SAFETY: the offset lies inside the region.
-            Place::Host(base) => Place::Host(unsafe { base.byte_add(offset as usize) }),
-            Place::Device { addr, dma } => Place::Device {
-                addr: addr + offset,
-                dma,
-            },
-        })
+        span.at(addr, len).ok_or(end.range())
     }
 
     fn remote(

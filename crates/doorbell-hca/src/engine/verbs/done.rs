@@ -8,15 +8,15 @@ use crate::engine::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
+use crate::verbs::RECEIVE;
 
 /// Completions taken from a device at a time.
 pub(super) const BATCH: usize = 16;
 /// Completions of one queue pair in one round at most, before the next has its turn.
-const SHARE: usize = 256;
-pub(super) use crate::verbs::RECEIVE;
+pub(super) const SHARE: usize = 256;
 
 /// The syndrome of a device's status: both follow InfiniBand.
-pub(in crate::engine) fn syndrome(status: u32) -> Syndrome {
+pub(super) fn syndrome(status: u32) -> Syndrome {
     match status {
         wc_status::LOC_LEN_ERR => Syndrome::LOCAL_LENGTH,
         wc_status::LOC_PROT_ERR => Syndrome::LOCAL_PROT,
@@ -161,12 +161,15 @@ impl EngineQp {
     }
 }
 
-/// The link of a queue pair that is being failed: its device stops too.
+/// The link of a queue pair that is being failed: its device stops too. What it has is flushed, and an RC peer is told by its transport.
 pub(in crate::engine) fn stop(target: &Target) {
-    match target {
-        Target::Verbs(link) => link.stop(),
-        Target::Srd(link) => link.stop(),
-        _ => {}
+    let stopped = match target {
+        Target::Verbs(link) => link.nic.qp.fail(),
+        Target::Srd(link) => link.nic.qp.fail(),
+        _ => return,
+    };
+    if let Err(e) = stopped {
+        tracing::debug!("{e}");
     }
 }
 

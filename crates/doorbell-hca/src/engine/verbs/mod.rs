@@ -27,7 +27,7 @@ use super::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
-use crate::verbs::{Half, Nic, VerbsPort};
+use crate::verbs::{Half, Nic};
 
 /// Rounds between two looks at a device's events and at queue pairs that are silent.
 const LOOK: u32 = 1024;
@@ -97,8 +97,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(nic: Arc<Nic>) -> Self {
+    fn new(nic: Arc<Nic>, pd: u32) -> Self {
         Self {
+            keys: LocalKeys::new(&nic.port, pd),
             sent: vec![Sent::default(); nic.send.next_power_of_two() as usize].into(),
             nic,
             batch: Batch::default(),
@@ -107,7 +108,6 @@ impl Link {
             batched: 0,
             quiet: 0,
             partly: None,
-            keys: LocalKeys::default(),
             found: Box::default(),
             pieces: Vec::new(),
             heard: (0, Instant::now()),
@@ -133,13 +133,6 @@ impl Link {
     fn room(&self) -> u64 {
         u64::from(self.nic.send) - (self.posted - self.done)
     }
-
-    /// The device stops: what it has is flushed, and the peer is told by its transport.
-    pub(super) fn stop(&self) {
-        if let Err(e) = self.nic.qp.fail() {
-            tracing::debug!("{e}");
-        }
-    }
 }
 
 /// The queue pairs of a core that devices carry out.
@@ -150,12 +143,9 @@ pub(crate) struct CoreVerbs {
     rounds: u32,
     /// When one was last asked whether it still works, and which.
     asked: Option<(Instant, usize)>,
-    /// Ports that were listened to in this round; scratch.
-    heard: Vec<*const VerbsPort>,
+    /// Ports that were listened to in this round, by their addresses; scratch.
+    heard: Vec<usize>,
 }
-
-// SAFETY: the pointers are only compared, and only within a round.
-unsafe impl Send for CoreVerbs {}
 
 impl CoreVerbs {
     pub(super) fn add(&mut self, slot: u32) {
@@ -197,13 +187,13 @@ impl super::Core {
         let shared = &qp.cold.shared;
         qp.cold.prepared = match half {
             Half::Rc(nic) => {
-                let mut link = Link::new(nic);
+                let mut link = Link::new(nic, shared.pd);
                 if let Some(recv) = &shared.recv {
-                    link.hand_on(inner, shared.pd, recv);
+                    link.hand_on(inner, recv);
                 }
                 Target::Verbs(Box::new(link))
             }
-            Half::Srd(nic) => Target::Srd(Box::new(srd::Link::new(nic))),
+            Half::Srd(nic) => Target::Srd(Box::new(srd::Link::new(nic, shared.pd))),
         };
         true
     }
@@ -247,7 +237,7 @@ impl super::Core {
             Target::Srd(link) => (&link.nic.port, &link.nic.alarm),
             _ => return 0,
         };
-        let at = Arc::as_ptr(port);
+        let at = Arc::as_ptr(port).addr();
         if !verbs.heard.contains(&at) {
             verbs.heard.push(at);
             port.hear();
@@ -294,14 +284,9 @@ impl EngineQp {
     /// Looks at a queue pair whose device has said nothing for long.
     fn silence(&mut self, inner: &Inner, ask: bool) -> u64 {
         let Some(link) = self.verbs() else { return 0 };
-        let broken = |link: &Link| {
-            let state = link.nic.qp.state();
-            matches!(state, Ok(abi::qp_state::ERR | abi::qp_state::SQE))
-        };
-        if ask && broken(link) {
+        if ask && link.nic.qp.is_broken() {
             return self.told(inner, Fault::PeerRefused);
         }
-        let Some(link) = self.verbs() else { return 0 };
         let limit = link.nic.port.config().silence;
         if link.posted == link.done || link.heard.0 != link.done {
             link.heard = (link.done, Instant::now());

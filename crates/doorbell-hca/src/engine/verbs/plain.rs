@@ -3,11 +3,11 @@
 //! What a WQE costs is counted in instructions by `examples/verbs_cost.rs`.
 
 use doorbell_verbs::{Data, Op};
-use doorbell_wire::{Chunk, Ctrl, Opcode, flags, seg};
+use doorbell_wire::{Chunk, Ctrl, Opcode, seg};
 
 use super::post::flags_of;
 use super::{Link, Sent};
-use crate::engine::hot::{AHEAD, index_bits};
+use crate::engine::hot::{AHEAD, index_bits, is_signalled};
 use crate::engine::qp::{ColdQp, EngineQp, Target};
 use crate::engine::roce::InFlight;
 use crate::hca::Inner;
@@ -19,7 +19,6 @@ const OPCODE: u32 = 24;
 const SIZE: u32 = 56;
 /// What must be as the queue pair has it: index, QP number, opcode modifier.
 const SAME: u64 = !(0xff << OPCODE | 0xff << SIZE);
-const SIGNALLED: u64 = (flags::CQ_UPDATE as u64) << 24;
 /// Opcodes that devices carry out, a bit each.
 const DEVICES: u64 = 1 << Opcode::RdmaWrite as u8
     | 1 << Opcode::RdmaWriteImm as u8
@@ -136,7 +135,7 @@ impl EngineQp {
             let word = |i: usize| unsafe { here.word(i).load() };
             let second = word(1);
             let same = (first ^ (want | index_bits(at))) & SAME == 0;
-            if !same || (per_slot && second & SIGNALLED == 0) {
+            if !same || (per_slot && !is_signalled(second)) {
                 break;
             }
             let next = at + 1;

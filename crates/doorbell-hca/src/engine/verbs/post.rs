@@ -1,9 +1,10 @@
 //! A WQE becomes requests of the device: one, or several where the message is longer, or has more pieces, than the device takes at once.
 
+use core::fmt;
 use std::time::{Duration, Instant};
 
 use doorbell_verbs::{Data, Op, Refused, Work, abi};
-use doorbell_wire::{Chunk, Ctrl, Local, Payload, Piece, Request};
+use doorbell_wire::{Chunk, Ctrl, Local, Payload, Request};
 
 use super::{Link, QUIET, Sent};
 use crate::engine::Cx;
@@ -13,23 +14,12 @@ use crate::engine::roce::InFlight;
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::Access;
-use crate::verbs::INLINE;
+use crate::verbs::{INLINE, VerbsPort};
 
 /// How long a device may have no room that it should have.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Link {
-    /// A local piece as the device knows it, checked.
-    pub(super) fn piece(
-        &mut self,
-        inner: &Inner,
-        pd: u32,
-        local: &Local,
-        need: Access,
-    ) -> Result<abi::Sge, Fault> {
-        self.keys.piece(inner, &self.nic.port, pd, local, need)
-    }
-
     /// Puts a request into the batch. `false`: the device has no such operation.
     ///
     /// # Safety
@@ -126,16 +116,10 @@ impl EngineQp {
                 return Err(Fault::Unsupported);
             }
             Request::Nop => return Ok(self.in_order(ctrl, 0)),
-            Request::Wait { index, cqn } => {
-                return Ok(match self.waits(cx, index, cqn)? {
-                    true => Outcome::Parked,
-                    false => self.in_order(ctrl, 0),
-                });
-            }
+            Request::Wait { index, cqn } => return self.wait_in_order(cx, ctrl, index, cqn),
             Request::Dump { local } => {
-                let pd = self.cold.shared.pd;
                 if let Some(link) = self.verbs() {
-                    link.piece(cx.inner, pd, &local, Access::NONE)?;
+                    link.keys.piece(cx.inner, &local, Access::NONE)?;
                 }
                 return Ok(self.in_order(ctrl, local.len));
             }
@@ -151,7 +135,7 @@ impl EngineQp {
         op: Op,
         local: &Local,
     ) -> Result<Outcome, Fault> {
-        let (pd, at) = (self.cold.shared.pd, self.exec);
+        let at = self.exec;
         let ask = self.is_last_of_run(at + u64::from(ctrl.slots()));
         let Some(link) = self.verbs() else {
             return Err(Fault::NotConnected);
@@ -162,7 +146,7 @@ impl EngineQp {
         if local.len != 8 {
             return Err(Fault::BadLength);
         }
-        let sink = link.piece(cx.inner, pd, local, Access::LOCAL_WRITE)?;
+        let sink = link.keys.piece(cx.inner, local, Access::LOCAL_WRITE)?;
         if !addr.is_multiple_of(8) {
             return Err(Fault::Misaligned);
         }
@@ -184,7 +168,8 @@ impl EngineQp {
         Ok(self.under_way(ctrl, 8))
     }
 
-    fn under_way(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
+    /// The device has it, or will.
+    pub(super) fn under_way(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
         self.cold
             .flight
             .push(InFlight::elsewhere(self.exec, ctrl, byte_cnt));
@@ -208,7 +193,7 @@ impl EngineQp {
         if total > MAX_MESSAGE {
             return Err(Fault::BadLength);
         }
-        let (pd, at) = (self.cold.shared.pd, self.exec);
+        let at = self.exec;
         let ask = self.is_last_of_run(at + u64::from(ctrl.slots()));
         let Some(link) = self.verbs() else {
             return Err(Fault::NotConnected);
@@ -246,7 +231,7 @@ impl EngineQp {
                 return Ok(self.under_way(ctrl, total as u32));
             }
             Payload::Local(local) if total <= message => {
-                let sge = link.piece(cx.inner, pd, local, need)?;
+                let sge = link.keys.piece(cx.inner, local, need)?;
                 // SAFETY: the piece is of a registered region.
                 unsafe { link.push(whole, flags, ask, op, Data::Pieces(&[sge])) };
                 return Ok(self.under_way(ctrl, total as u32));
@@ -254,11 +239,15 @@ impl EngineQp {
             _ => {}
         }
         // Several pieces, or a message longer than the device takes.
-        let mut pieces = std::mem::take(&mut link.pieces);
-        let gathered = link.gather(cx.inner, pd, payload, need, &mut pieces);
-        link.pieces = pieces;
-        gathered?;
+        let place = link.nic.bounce(link.posted, INLINE);
+        let (keys, pieces) = (&mut link.keys, &mut link.pieces);
+        // SAFETY: the buffer is the next request's, until it is complete.
+        let copied = unsafe { keys.gather(cx.inner, payload, need, place, pieces) }?;
         let most = link.nic.pieces as usize;
+        // The buffer belongs to one request of the device.
+        if copied != 0 && payload.pieces().count() > most {
+            return Err(Fault::Unsupported);
+        }
         let single = total <= message && link.pieces.len() <= most;
         if !single && matches!(op, Op::Send { .. }) {
             // A SEND is one message; it cannot be cut.
@@ -277,15 +266,8 @@ impl EngineQp {
                 link.partly = Some((at, from));
                 return Ok(self.hold());
             }
-            let (mut now, mut count, mut bytes) = ([abi::Sge::default(); 8], 0, 0);
-            cut(
-                &link.pieces,
-                from,
-                message,
-                &mut now[..most.min(8)],
-                &mut count,
-                &mut bytes,
-            );
+            let mut now = [abi::Sge::default(); 8];
+            let (count, bytes) = cut(&link.pieces, from, message, &mut now[..most.min(8)]);
             let last = from + bytes == total;
             let sent = Sent {
                 at,
@@ -346,84 +328,42 @@ impl EngineQp {
         link.batched = stop;
         // The last that was taken may not have asked for a completion; the next one will.
         link.quiet = QUIET;
-        let since = *link.refused.get_or_insert_with(Instant::now);
-        let for_long = since.elapsed() >= PATIENCE;
-        let full = matches!(refused.errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
+        let waits = is_full_for_now(refused.errno, &mut link.refused);
         if !rest.marker {
             link.partly = (rest.offset != 0).then_some((rest.at, rest.offset));
             self.cold.flight.give_back(rest.at);
             self.exec = rest.at;
         }
         self.park = Some(Park::Copies);
-        if full && !for_long {
+        if waits {
             return;
         }
         let Some(link) = self.verbs() else { return };
-        let reason = format!(
-            "posting to it: {}",
-            std::io::Error::from_raw_os_error(refused.errno)
-        );
-        tracing::error!("{:?}: {reason}", link.nic);
-        let device = link.nic.port.config().to_string();
-        inner
-            .events
-            .push(crate::Event::DeviceRefused { device, reason });
-        let gone = matches!(refused.errno, libc::EIO | libc::ENODEV);
-        if gone {
-            link.nic.port.set_gone();
-        }
+        refuses(inner, &link.nic.port, &link.nic, refused.errno);
         self.fail_flight(inner, Fault::PortDown);
     }
 }
 
-impl Link {
-    /// All pieces of a payload as the device knows them; inline ones among them go by way of a bounce buffer.
-    fn gather(
-        &mut self,
-        inner: &Inner,
-        pd: u32,
-        payload: Payload<'_>,
-        need: Access,
-        out: &mut Vec<abi::Sge>,
-    ) -> Result<(), Fault> {
-        out.clear();
-        let (mut copied, mut count) = (0, 0);
-        for piece in payload.pieces() {
-            count += 1;
-            match piece {
-                // A piece of no bytes opens no key.
-                Piece::Local(local) if local.len == 0 => {}
-                Piece::Local(local) => out.push(self.piece(inner, pd, &local, need)?),
-                Piece::Inline(inline) if inline.is_empty() => {}
-                Piece::Inline(inline) => {
-                    let len = inline.len();
-                    let (to, sge) = self
-                        .nic
-                        .bounce(self.posted, len)
-                        .filter(|_| copied + len <= INLINE)
-                        .ok_or(Fault::BadInline)?;
-                    for (i, byte) in inline.bytes().enumerate() {
-                        // SAFETY: inside the buffer, which is this request's until it is complete.
-                        unsafe { to.add(copied + i).write(byte) };
-                    }
-                    out.push(abi::Sge {
-                        addr: sge.addr + copied as u64,
-                        ..sge
-                    });
-                    copied += len;
-                }
-            }
-        }
-        // The buffer belongs to one request of the device.
-        if copied != 0 && count > self.nic.pieces {
-            return Err(Fault::Unsupported);
-        }
-        Ok(())
+/// Has the device only no room, and not for long yet? `since`: since when it takes nothing.
+pub(super) fn is_full_for_now(errno: i32, since: &mut Option<Instant>) -> bool {
+    let since = *since.get_or_insert_with(Instant::now);
+    let full = matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
+    full && since.elapsed() < PATIENCE
+}
+
+/// Tells the user that the device takes no more requests of a queue pair, `nic`.
+pub(super) fn refuses(inner: &Inner, port: &VerbsPort, nic: &dyn fmt::Debug, errno: i32) {
+    let error = std::io::Error::from_raw_os_error(errno);
+    let reason = format!("posting to it: {error}");
+    tracing::error!("{nic:?}: {reason}");
+    port.tell_refusal(inner, reason);
+    if matches!(errno, libc::EIO | libc::ENODEV) {
+        port.set_gone();
     }
 }
 
 #[inline(always)]
-pub(in crate::engine) fn flags_of(ctrl: Ctrl) -> u32 {
+pub(super) fn flags_of(ctrl: Ctrl) -> u32 {
     let mut flags = 0;
     if ctrl.fenced() {
         flags |= abi::send_flags::FENCE;
@@ -434,37 +374,35 @@ pub(in crate::engine) fn flags_of(ctrl: Ctrl) -> u32 {
     flags
 }
 
-/// As many of the bytes from `from` on as one request takes.
-pub(in crate::engine) fn cut(
+/// As many of the bytes from `from` on as one request takes: how many pieces of `out`, and how many bytes.
+pub(super) fn cut(
     pieces: &[abi::Sge],
     from: u64,
     message: u64,
     out: &mut [abi::Sge],
-    count: &mut usize,
-    bytes: &mut u64,
-) {
-    let mut skip = from;
-    (*count, *bytes) = (0, 0);
+) -> (usize, u64) {
+    let (mut skip, mut count, mut bytes) = (from, 0, 0);
     for piece in pieces {
         let len = u64::from(piece.length);
         if skip >= len {
             skip -= len;
             continue;
         }
-        let take = (len - skip).min(message - *bytes);
-        let Some(to) = out.get_mut(*count).filter(|_| take != 0) else {
-            return;
+        let take = (len - skip).min(message - bytes);
+        let Some(to) = out.get_mut(count).filter(|_| take != 0) else {
+            break;
         };
         *to = abi::Sge {
             addr: piece.addr + skip,
             length: take as u32,
             lkey: piece.lkey,
         };
-        (*count, *bytes, skip) = (*count + 1, *bytes + take, 0);
-        if *bytes == message {
-            return;
+        (count, bytes, skip) = (count + 1, bytes + take, 0);
+        if bytes == message {
+            break;
         }
     }
+    (count, bytes)
 }
 
 #[cfg(test)]
@@ -481,8 +419,8 @@ mod tests {
         let pieces = [piece(0, 10), piece(100, 5), piece(200, 7)];
         let (mut from, mut seen) = (0, Vec::new());
         while from < 22 {
-            let (mut out, mut count, mut bytes) = ([abi::Sge::default(); 2], 0, 0);
-            cut(&pieces, from, 8, &mut out, &mut count, &mut bytes);
+            let mut out = [abi::Sge::default(); 2];
+            let (count, bytes) = cut(&pieces, from, 8, &mut out);
             seen.push(
                 out[..count]
                     .iter()

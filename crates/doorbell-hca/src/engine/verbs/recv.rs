@@ -4,11 +4,11 @@ use std::sync::PoisonError;
 
 use doorbell_verbs::abi::{Wc, wc_flags, wc_opcode, wc_status};
 
-use super::done::RECEIVE;
 use super::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::Access;
+use crate::verbs::RECEIVE;
 
 impl EngineQp {
     /// Gives receives that were posted since to the device, as many as it takes.
@@ -17,7 +17,7 @@ impl EngineQp {
         let (Some(recv), Target::Verbs(link)) = (&shared.recv, &mut self.cold.target) else {
             return 0;
         };
-        link.hand_on(inner, shared.pd, recv)
+        link.hand_on(inner, recv)
     }
 }
 
@@ -26,7 +26,6 @@ impl super::Link {
     pub(in crate::engine) fn hand_on(
         &mut self,
         inner: &Inner,
-        pd: u32,
         recv: &std::sync::Mutex<crate::engine::recv::RecvQueue>,
     ) -> u64 {
         let mut handed = 0;
@@ -40,7 +39,7 @@ impl super::Link {
             drop(queue);
             let mut pieces = Vec::with_capacity(locals.len());
             for local in &locals {
-                match self.piece(inner, pd, local, Access::LOCAL_WRITE) {
+                match self.keys.piece(inner, local, Access::LOCAL_WRITE) {
                     Ok(piece) => pieces.push(piece),
                     Err(fault) => {
                         // A WRITE with immediate does not care; a SEND will, and is told why.

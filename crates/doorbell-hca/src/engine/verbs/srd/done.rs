@@ -5,21 +5,19 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::abi::{Wc, wc_status};
 use doorbell_verbs::efa::abi::status;
 use doorbell_verbs::efa::{SrdOp, SrdWork};
-use doorbell_wire::{Syndrome, Vendor, Width};
+use doorbell_wire::{Syndrome, Vendor};
 
 use super::post::sink;
 use super::wire::{Head, Kind};
-use super::{BATCH, CONTROL, Class, Hello, Link};
-use crate::copy::write;
+use super::{CONTROL, Class, Hello, Link};
+use crate::dma::put_old;
 use crate::engine::qp::EngineQp;
-use crate::engine::verbs::done::syndrome;
+use crate::engine::verbs::done::{BATCH, SHARE, syndrome};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::qp::QpState;
 use crate::verbs::{CONTROLS, HEAD, RECEIVE, WINDOW};
 
-/// Completions of one queue pair in one round at most, before the next has its turn.
-const SHARE: usize = 256;
 /// Pause before a greeting that found nobody is repeated.
 const AGAIN: Duration = Duration::from_millis(2);
 
@@ -85,7 +83,7 @@ impl EngineQp {
         taken as u64 + served
     }
 
-    fn srd_broken(&mut self, inner: &Inner, broken: Broken) {
+    pub(super) fn srd_broken(&mut self, inner: &Inner, broken: Broken) {
         let Some(link) = self.srd() else { return };
         let fault = match broken {
             Broken::Peer(why) => {
@@ -119,18 +117,9 @@ impl EngineQp {
             if let Some((local, width)) = entry.sink {
                 // Where it went may have gone meanwhile.
                 match sink(inner, pd, &local) {
-                    Ok(to) => {
-                        let old: &[u8] = match width {
-                            Width::Eight => &entry.old.to_ne_bytes(),
-                            Width::Four => &(entry.old as u32).to_be_bytes(),
-                        };
-                        // SAFETY: the place was found just now, with its bounds and the right to write it.
-                        unsafe { write(to, old) };
-                    }
-                    Err(fault) => {
-                        let row = fault.row();
-                        break Some((entry.at, (row.syndrome, row.vendor)));
-                    }
+                    // SAFETY: the place was found just now, with its bounds and the right to write it.
+                    Ok(to) => unsafe { put_old(to, width, entry.old) },
+                    Err(fault) => break Some((entry.at, fault.syndromes())),
                 }
             }
             link.done += 1;
@@ -257,13 +246,8 @@ impl Link {
                 core::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(HEAD + 8 * i), 8);
             }
         }
-        let nothing = doorbell_verbs::abi::Sge::default();
-        self.works.push(SrdWork {
-            id: CONTROL | u64::from(place),
-            op: SrdOp::Send,
-            pieces: [piece, nothing],
-            count: 1,
-        });
+        let id = CONTROL | u64::from(place);
+        self.works.push(SrdWork::new(id, SrdOp::Send, &[piece]));
         Some(place)
     }
 
@@ -362,13 +346,12 @@ impl Link {
 
 /// What the device's failure of a request means.
 fn failure_of(wc: &Wc) -> (Syndrome, Vendor) {
-    let of = |fault: Fault| (fault.row().syndrome, fault.row().vendor);
     match wc.vendor_err {
         // InfiniBand has no status for these, which say that there is nobody.
-        status::BAD_DEST_QPN => of(Fault::PeerDead),
-        status::UNREACHABLE => of(Fault::RetryExceeded),
+        status::BAD_DEST_QPN => Fault::PeerDead.syndromes(),
+        status::UNREACHABLE => Fault::RetryExceeded.syndromes(),
         // Nothing of this side has failed before: the queue pair did.
-        _ if wc.status == wc_status::WR_FLUSH_ERR => of(Fault::PortDown),
+        _ if wc.status == wc_status::WR_FLUSH_ERR => Fault::PortDown.syndromes(),
         _ => (syndrome(wc.status), Vendor::NONE),
     }
 }

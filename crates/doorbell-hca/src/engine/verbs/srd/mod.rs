@@ -33,14 +33,13 @@ use doorbell_verbs::abi::{self, Wc};
 use doorbell_verbs::efa::SrdWork;
 use doorbell_wire::{Local, Syndrome, Vendor, Width};
 
+use super::done::BATCH;
 use super::keys::LocalKeys;
 use crate::engine::qp::{EngineQp, Target};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::verbs::{CONTROLS, SrdNic, WINDOW};
 
-/// Completions taken from a device at a time.
-const BATCH: usize = 16;
 /// The bit of a request's number that says that it is an answer or a greeting.
 const CONTROL: u64 = 1 << 62;
 
@@ -140,12 +139,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(nic: Arc<SrdNic>) -> Self {
+    pub(super) fn new(nic: Arc<SrdNic>, pd: u32) -> Self {
         let now = Instant::now();
         Self {
             entries: vec![Entry::NONE; nic.send as usize].into(),
+            keys: LocalKeys::new(&nic.port, pd),
             nic,
-            keys: LocalKeys::default(),
             posted: 0,
             done: 0,
             writes: 0,
@@ -188,13 +187,6 @@ impl Link {
         (number % self.entries.len() as u64) as usize
     }
 
-    /// The device stops: what it has is flushed.
-    pub(super) fn stop(&self) {
-        if let Err(e) = self.nic.qp.fail() {
-            tracing::debug!("{e}");
-        }
-    }
-
     fn counted(&mut self, class: Class) -> &mut u32 {
         match class {
             Class::Write => &mut self.writes,
@@ -217,11 +209,8 @@ impl EngineQp {
     pub(super) fn srd_silence(&mut self, inner: &Inner, ask: bool) -> u64 {
         let Some(link) = self.srd() else { return 0 };
         let limit = link.nic.port.config().silence;
-        if ask {
-            let state = link.nic.qp.state();
-            if matches!(state, Ok(abi::qp_state::ERR | abi::qp_state::SQE)) {
-                return self.told(inner, Fault::PortDown);
-            }
+        if ask && link.nic.qp.is_broken() {
+            return self.told(inner, Fault::PortDown);
         }
         let waiting = self.exec != self.pi;
         let Some(link) = self.srd() else { return 0 };

@@ -1,26 +1,20 @@
 //! A WQE becomes requests of the device and messages to the peer's engine, and waits for whatever it must not overtake.
 
-use std::time::{Duration, Instant};
-
 use doorbell_verbs::abi;
 use doorbell_verbs::efa::{SrdOp, SrdWork};
-use doorbell_wire::{Ctrl, Local, Payload, Piece, Remote, Request, Width};
+use doorbell_wire::{Ctrl, Local, Payload, Remote, Request, Width};
 
 use super::wire::{Head, Kind};
 use super::{Class, Entry, Link};
 use crate::engine::Cx;
-use crate::engine::exec::{MAX_MESSAGE, Outcome};
+use crate::engine::exec::{MAX_MESSAGE, Outcome, SIGNAL};
 use crate::engine::qp::EngineQp;
-use crate::engine::roce::InFlight;
+use crate::engine::verbs::post::{cut, is_full_for_now, refuses};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::{Access, End, Place};
+use crate::raw::Shared;
 use crate::verbs::{HEAD, INLINE, WINDOW};
-
-/// A WRITE of so many bytes may have been inline (63 chunks less three, less the header of four bytes).
-const SIGNAL: u64 = 1008;
-/// How long a device may have no room that it should have.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a WQE transfers.
 #[derive(Clone, Copy)]
@@ -53,15 +47,7 @@ impl Link {
     }
 
     fn push(&mut self, entry: Entry, op: SrdOp, pieces: &[abi::Sge]) {
-        let mut now = [abi::Sge::default(); 2];
-        let count = pieces.len().min(now.len());
-        now[..count].copy_from_slice(&pieces[..count]);
-        self.works.push(SrdWork {
-            id: self.posted,
-            op,
-            pieces: now,
-            count,
-        });
+        self.works.push(SrdWork::new(self.posted, op, pieces));
         *self.counted(entry.class) += 1;
         let at = self.index(self.posted);
         self.entries[at] = entry;
@@ -123,44 +109,19 @@ impl Link {
         true
     }
 
-    /// All pieces of a payload as the device knows them; inline ones go by way of the next request's place.
-    fn gather(
-        &mut self,
-        inner: &Inner,
-        pd: u32,
-        payload: Payload<'_>,
-        need: Access,
-    ) -> Result<(), Fault> {
-        self.pieces.clear();
-        let mut copied = 0;
-        for piece in payload.pieces() {
-            match piece {
-                // A piece of no bytes opens no key.
-                Piece::Local(local) if local.len == 0 => {}
-                Piece::Local(local) => {
-                    let piece = self.keys.piece(inner, &self.nic.port, pd, &local, need)?;
-                    self.pieces.push(piece);
-                }
-                Piece::Inline(inline) if inline.is_empty() => {}
-                Piece::Inline(inline) => {
-                    let (number, len) = (self.index(self.posted), inline.len());
-                    let place = self.nic.heads.place(number, HEAD + INLINE);
-                    let (to, place) = place
-                        .filter(|_| copied + len <= INLINE)
-                        .ok_or(Fault::BadInline)?;
-                    for (i, byte) in inline.bytes().enumerate() {
-                        // SAFETY: inside the place, behind the head, and the next request's until it is over.
-                        unsafe { to.add(HEAD + copied + i).write(byte) };
-                    }
-                    self.pieces.push(abi::Sge {
-                        addr: place.addr + (HEAD + copied) as u64,
-                        length: len as u32,
-                        ..place
-                    });
-                    copied += len;
-                }
-            }
-        }
+    /// All pieces of a payload as the device knows them; inline ones go by way of the next request's place, behind the head.
+    fn gather(&mut self, inner: &Inner, payload: Payload<'_>, need: Access) -> Result<(), Fault> {
+        let number = self.index(self.posted);
+        let place = self.nic.heads.place(number, HEAD + INLINE);
+        let place = place.map(|(to, sge)| {
+            let addr = sge.addr + HEAD as u64;
+            (to.wrapping_add(HEAD), abi::Sge { addr, ..sge })
+        });
+        // SAFETY: the place is the next request's until it is over.
+        let copied = unsafe {
+            self.keys
+                .gather(inner, payload, need, place, &mut self.pieces)
+        }?;
         // The place belongs to one request, so such a payload has to be one.
         let one = self.nic.part.min(self.nic.device.max_rdma as usize);
         if copied != 0 && (self.pieces.len() > 1 || copied > one) {
@@ -171,19 +132,9 @@ impl Link {
 
     /// The piece that byte `from` of the message is in, from there on, of `most` bytes at most.
     fn piece_at(&self, from: u64, most: u64) -> Option<abi::Sge> {
-        let mut skip = from;
-        for piece in &self.pieces {
-            let len = u64::from(piece.length);
-            if skip < len {
-                return Some(abi::Sge {
-                    addr: piece.addr + skip,
-                    length: (len - skip).min(most) as u32,
-                    lkey: piece.lkey,
-                });
-            }
-            skip -= len;
-        }
-        None
+        let mut one = [abi::Sge::default()];
+        let (count, _) = cut(&self.pieces, from, most, &mut one);
+        (count == 1).then_some(one[0])
     }
 }
 
@@ -223,18 +174,9 @@ impl EngineQp {
                 return self.post_transfer(cx, ctrl, Transfer::Send { imm }, local);
             }
             Request::Nop => return Ok(self.in_order(ctrl, 0)),
-            Request::Wait { index, cqn } => {
-                return Ok(match self.waits(cx, index, cqn)? {
-                    true => Outcome::Parked,
-                    false => self.in_order(ctrl, 0),
-                });
-            }
+            Request::Wait { index, cqn } => return self.wait_in_order(cx, ctrl, index, cqn),
             Request::Dump { local } => {
-                let pd = self.cold.shared.pd;
-                if let Some(link) = self.srd() {
-                    let port = &link.nic.port;
-                    link.keys.piece(cx.inner, port, pd, &local, Access::NONE)?;
-                }
+                link.keys.piece(cx.inner, &local, Access::NONE)?;
                 return Ok(self.in_order(ctrl, local.len));
             }
             Request::FetchAdd { remote, local, add } => {
@@ -302,13 +244,7 @@ impl EngineQp {
         if !link.may_go(Class::Message, ctrl.fenced()) || !link.message(entry, head, None) {
             return Ok(self.hold());
         }
-        Ok(self.srd_under_way(ctrl, byte_cnt))
-    }
-
-    fn srd_under_way(&mut self, ctrl: Ctrl, byte_cnt: u32) -> Outcome {
-        let one = InFlight::elsewhere(self.exec, ctrl, byte_cnt);
-        self.cold.flight.push(one);
-        Outcome::Issued
+        Ok(self.under_way(ctrl, byte_cnt))
     }
 
     fn post_transfer(
@@ -322,14 +258,14 @@ impl EngineQp {
         if total > MAX_MESSAGE {
             return Err(Fault::BadLength);
         }
-        let (pd, at) = (self.cold.shared.pd, self.exec);
+        let at = self.exec;
         let Some(link) = self.srd() else {
             return Err(Fault::NotConnected);
         };
         let inline = matches!(payload, Payload::Inline(_));
         let (class, alone) = match what {
             Transfer::Write { .. } => {
-                let short = inline || (total <= SIGNAL && !link.nic.port.config().relaxed);
+                let short = inline || (total <= SIGNAL.into() && !link.nic.port.config().relaxed);
                 (Class::Write, short || ctrl.fenced())
             }
             Transfer::Read { .. } => (Class::Read, ctrl.fenced()),
@@ -343,35 +279,26 @@ impl EngineQp {
         link.partly = None;
         // Not for an immediate whose bytes have gone; but one without bytes must not find the pieces of the message before.
         if from < total || total == 0 {
-            link.gather(cx.inner, pd, payload, what.need())?;
+            link.gather(cx.inner, payload, what.need())?;
         }
         let done = match what {
+            // A message of no bytes opens no key, and nothing is asked of the device.
+            Transfer::Write { imm: None, .. } | Transfer::Read { .. } if total == 0 => {
+                return Ok(self.in_order(ctrl, 0));
+            }
             Transfer::Write { remote, imm } => {
                 let whole = imm.is_none();
-                if link.cut(at, &mut from, total, whole, |addr| SrdOp::Write {
-                    addr: remote.addr.wrapping_add(addr),
-                    rkey: remote.key.0,
-                }) {
-                    match imm {
-                        // A message of no bytes opens no key.
-                        None if total == 0 => return Ok(self.in_order(ctrl, 0)),
-                        None => true,
-                        Some(imm) => link.immediate(at, imm, total as u32, ctrl.fenced()),
-                    }
-                } else {
-                    false
-                }
-            }
-            Transfer::Read { remote } => {
-                let done = link.cut(at, &mut from, total, true, |addr| SrdOp::Read {
+                let written = link.cut(at, &mut from, total, whole, |addr| SrdOp::Write {
                     addr: remote.addr.wrapping_add(addr),
                     rkey: remote.key.0,
                 });
-                if done && total == 0 {
-                    return Ok(self.in_order(ctrl, 0));
-                }
-                done
+                let fenced = ctrl.fenced();
+                written && imm.is_none_or(|imm| link.immediate(at, imm, total as u32, fenced))
             }
+            Transfer::Read { remote } => link.cut(at, &mut from, total, true, |addr| SrdOp::Read {
+                addr: remote.addr.wrapping_add(addr),
+                rkey: remote.key.0,
+            }),
             Transfer::Send { imm } => link.parts(at, &mut from, total, imm, alone),
         };
         if !done {
@@ -380,7 +307,7 @@ impl EngineQp {
             }
             return Ok(self.hold());
         }
-        Ok(self.srd_under_way(ctrl, total as u32))
+        Ok(self.under_way(ctrl, total as u32))
     }
 
     /// At the end of a turn, and whenever there is something to say: what was posted goes to the device.
@@ -400,24 +327,11 @@ impl EngineQp {
             Err(errno) => errno,
         };
         // It took none of them: they are offered again, for a while.
-        let since = *link.refused.get_or_insert_with(Instant::now);
-        let full = matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC);
-        if full && since.elapsed() < PATIENCE {
+        if is_full_for_now(errno, &mut link.refused) {
             return;
         }
         link.works.clear();
-        let reason = format!(
-            "posting to it: {}",
-            std::io::Error::from_raw_os_error(errno)
-        );
-        tracing::error!("{:?}: {reason}", link.nic);
-        let device = link.nic.port.config().to_string();
-        inner
-            .events
-            .push(crate::Event::DeviceRefused { device, reason });
-        if matches!(errno, libc::EIO | libc::ENODEV) {
-            link.nic.port.set_gone();
-        }
+        refuses(inner, &link.nic.port, &link.nic, errno);
         self.fail_flight(inner, Fault::PortDown);
     }
 }
@@ -497,18 +411,16 @@ impl Link {
 }
 
 /// Where the old value of an atomic goes; only the CPU's memory is written by the engine.
-pub(super) fn sink(inner: &Inner, pd: u32, local: &Local) -> Result<*mut u8, Fault> {
-    let len = u64::from(local.len);
+pub(super) fn sink(inner: &Inner, pd: u32, local: &Local) -> Result<Shared<u8>, Fault> {
     // SAFETY: this is an engine in a round, and what is found is used in this round.
     let span = unsafe {
         inner
             .regions
             .resolve(End::Local, local.key.0, pd, Access::LOCAL_WRITE)
     }?;
-    let offset = span.offset(local.addr, len).ok_or(Fault::LkeyRange)?;
-    match span.place {
-        // SAFETY: the offset lies inside the region.
-        Place::Host(base) => Ok(unsafe { base.byte_add(offset as usize) }.as_ptr()),
-        Place::Device { .. } => Err(Fault::Unsupported),
+    match span.at(local.addr, local.len.into()) {
+        Some(Place::Host(at)) => Ok(at),
+        Some(Place::Device { .. }) => Err(Fault::Unsupported),
+        None => Err(Fault::LkeyRange),
     }
 }

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use doorbell_wire::{Syndrome, Vendor, arith};
 
 use super::done::Broken;
+use super::post::sink;
 use super::wire::{Head, Kind};
 use crate::copy::write;
 use crate::engine::modify;
 use crate::engine::qp::EngineQp;
-use crate::engine::verbs::srd::post::sink;
 use crate::fault::Fault;
 use crate::hca::Inner;
-use crate::mem::{Access, End, Place};
+use crate::mem::{Access, End, Place, Span};
 use crate::verbs::WINDOW;
 
 /// How long a last answer may take to leave before the queue pair stops all the same.
@@ -39,7 +39,7 @@ pub(super) struct Serve {
     dry: Option<Instant>,
     /// A SEND is being filled in: how many bytes of it are there.
     filling: Option<u32>,
-    /// The queue pair fails with this when the last answer, in that place, has left.
+    /// The queue pair fails with this when the last answer, in that place, has left, or at that time.
     farewell: Option<Farewell>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Serve {
 struct Farewell {
     fault: Fault,
     place: Option<u16>,
-    since: Instant,
+    until: Instant,
 }
 
 /// What became of a request of the peer.
@@ -81,9 +81,7 @@ impl Serve {
         if let Some(farewell) = &mut self.farewell
             && farewell.place == Some(place)
         {
-            farewell.since = Instant::now()
-                .checked_sub(FAREWELL)
-                .unwrap_or(farewell.since);
+            farewell.until = Instant::now();
         }
     }
 }
@@ -113,7 +111,6 @@ impl EngineQp {
             };
             let Some(link) = self.srd() else { break };
             let serve = &mut link.serve;
-            let refused = |fault: Fault| Some((fault.row().syndrome, fault.row().vendor));
             match did {
                 Did::Later => {
                     let since = *serve.dry.get_or_insert_with(Instant::now);
@@ -121,28 +118,25 @@ impl EngineQp {
                     if since.elapsed() < nic.port.config().silence {
                         break;
                     }
-                    serve.failed = refused(Fault::NoReceive);
+                    serve.failed = Some(Fault::NoReceive.syndromes());
                 }
                 Did::So(result) => {
                     serve.results.push(result);
                     serve.dry = None;
                     serve.here[at] = None;
                     serve.next += 1;
-                    if let Err(Broken::Device(why) | Broken::Peer(why)) =
-                        link.give_back(receive as usize)
-                    {
-                        tracing::error!("{:?}: {why}", link.nic);
-                        self.fail_flight(inner, Fault::PortDown);
+                    if let Err(broken) = link.give_back(receive as usize) {
+                        self.srd_broken(inner, broken);
                         return done + 1;
                     }
                 }
-                Did::Refused(fault) => serve.failed = refused(fault),
+                Did::Refused(fault) => serve.failed = Some(fault.syndromes()),
                 Did::Both { theirs, ours } => {
-                    serve.failed = refused(theirs);
+                    serve.failed = Some(theirs.syndromes());
                     serve.farewell = Some(Farewell {
                         fault: ours,
                         place: None,
-                        since: Instant::now(),
+                        until: Instant::now() + FAREWELL,
                     });
                 }
             }
@@ -169,23 +163,20 @@ impl EngineQp {
             };
             let place = link.control(head, &results);
             let serve = &mut link.serve;
-            match place {
-                // Later, with what comes meanwhile.
-                None => serve.results = results,
-                Some(place) => {
-                    serve.results = results;
-                    serve.results.clear();
-                    serve.told |= failed.is_some();
-                    if let (Some(farewell), true) = (&mut serve.farewell, failed.is_some()) {
-                        farewell.place = Some(place);
-                    }
+            serve.results = results;
+            // Without a place it is for later, with what comes meanwhile.
+            if let Some(place) = place {
+                serve.results.clear();
+                serve.told |= failed.is_some();
+                if let (Some(farewell), true) = (&mut serve.farewell, failed.is_some()) {
+                    farewell.place = Some(place);
                 }
             }
         }
         let Some(farewell) = link.serve.farewell else {
             return 0;
         };
-        if farewell.since.elapsed() < FAREWELL {
+        if Instant::now() < farewell.until {
             return 0;
         }
         self.fail_flight(inner, farewell.fault);
@@ -209,7 +200,7 @@ impl EngineQp {
         let begun = self.srd().and_then(|link| link.serve.filling);
         let end = head.offset.checked_add(head.count);
         let fits = end.is_some_and(|end| end <= head.total);
-        let follows = head.offset == begun.unwrap_or(0) && (begun.is_some() || head.offset == 0);
+        let follows = head.offset == begun.unwrap_or(0);
         if bytes.len() != head.count as usize || !fits || !follows {
             return Did::Refused(Fault::BadResponse);
         }
@@ -241,7 +232,7 @@ impl EngineQp {
                     ..*piece
                 };
                 let to = sink(inner, pd, &part)?;
-                write(to, bytes);
+                write(to.as_ptr(), bytes);
                 Ok(())
             })
         };
@@ -278,19 +269,19 @@ impl EngineQp {
                 .regions
                 .resolve(End::Remote, exported.key, pd, Access::REMOTE_ATOMIC)
         };
+        // The peer names it as the device does.
         let span = match span {
-            Ok(span) => span,
+            Ok(span) => Span {
+                base: exported.base,
+                ..span
+            },
             Err(fault) => return Did::Refused(fault),
         };
-        let offset = head.addr.wrapping_sub(exported.base);
-        if bytes > span.len || offset > span.len - bytes {
-            return Did::Refused(Fault::RkeyRange);
-        }
-        let Place::Host(base) = span.place else {
-            return Did::Refused(Fault::Unsupported);
+        let word = match span.at(head.addr, bytes) {
+            Some(Place::Host(word)) => word,
+            Some(Place::Device { .. }) => return Did::Refused(Fault::Unsupported),
+            None => return Did::Refused(Fault::RkeyRange),
         };
-        // SAFETY: the offset lies inside the region.
-        let word = unsafe { base.byte_add(offset as usize) };
         if !word.is_aligned_to(bytes as usize) {
             return Did::Refused(Fault::Misaligned);
         }
