@@ -5,15 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use doorbell_wire::roce::ICRC_LEN;
 
 use crate::icrc::{FlowCrc, LIGHT};
-use crate::path::Path;
+use crate::path::{Path, TAIL};
 use crate::sys::Piece;
 
 /// Bytes of a send batch. More than a train of the longest packets, small enough for a second-level cache.
 const SEND_BYTES: usize = 256 << 10;
 /// Packets of a send batch.
 const SEND_PACKETS: usize = 512;
-/// Bytes of a train with all its headers: below the 65,535 of an IP packet.
-const TRAIN_BYTES: usize = 65_000;
 
 /// Packets on their way out.
 ///
@@ -91,6 +89,8 @@ pub(crate) struct Train {
     closed: bool,
     /// Some of its payload lies elsewhere.
     lent: bool,
+    /// What a light train of several packets ends with.
+    tail: [u8; TAIL],
 }
 
 impl Train {
@@ -101,11 +101,17 @@ impl Train {
 
     /// Pieces of memory that it is in, at most.
     pub(crate) fn pieces(&self) -> usize {
-        if self.lent {
+        let packets = if self.lent {
             2 * usize::from(self.count) + 1
         } else {
             1
-        }
+        };
+        packets + usize::from(self.has_tail())
+    }
+
+    /// Are its packets glued together by us, not by the kernel?
+    pub(crate) fn has_tail(&self) -> bool {
+        self.path.light && self.count > 1
     }
 
     /// Bytes that two copies of its packets need, the space for the last included.
@@ -218,15 +224,20 @@ impl SendBatch {
                 if !train.closed
                     && train.path.key == path.key
                     && whole <= usize::from(train.segment)
+                    // Light trains are told from single packets by their length.
+                    && (!path.light || (whole | usize::from(train.segment)).is_multiple_of(4))
                     && train.count < path.train
-                    && train.bytes as usize + whole <= TRAIN_BYTES =>
+                    && train.bytes + whole as u32 <= path.most =>
             {
                 train.count += 1;
                 train.bytes += whole as u32;
                 train.lent |= lent.is_some();
                 // Only the last may be shorter.
                 train.closed = whole < usize::from(train.segment);
-                train.count - 1
+                match path.light {
+                    true => 0,
+                    false => train.count - 1,
+                }
             }
             _ => {
                 self.trains.push(Train {
@@ -238,6 +249,7 @@ impl SendBatch {
                     bytes: whole as u32,
                     closed: false,
                     lent: lent.is_some(),
+                    tail: (whole as u16).to_le_bytes(),
                 });
                 0
             }
@@ -342,7 +354,7 @@ impl SendBatch {
     }
 
     /// All bytes of a train, in as many pieces as it is.
-    pub(crate) fn pieces_of(&self, train: &Train) -> impl Iterator<Item = Piece<'_>> {
+    pub(crate) fn pieces_of<'a>(&'a self, train: &'a Train) -> impl Iterator<Item = Piece<'a>> {
         let all = Piece::new(match train.lent {
             false => &self.buffer[train.at as usize..][..train.len()],
             true => &[],
@@ -371,6 +383,23 @@ impl SendBatch {
             .into_iter()
             .chain(pieces)
             .chain(last)
+            .chain(train.has_tail().then(|| Piece::new(&train.tail)))
+    }
+
+    /// The bytes of a train that lies in one piece, or that `small` has room for.
+    #[inline]
+    pub(crate) fn in_one<'a>(&'a self, train: &Train, small: &'a mut [u8]) -> Option<&'a [u8]> {
+        let packets = match train.lent {
+            false => &self.buffer[train.at as usize..][..train.len()],
+            true => return None,
+        };
+        if !train.has_tail() {
+            return Some(packets);
+        }
+        let (front, rest) = small.split_at_mut_checked(packets.len())?;
+        front.copy_from_slice(packets);
+        rest.get_mut(..TAIL)?.copy_from_slice(&train.tail);
+        small.get(..packets.len() + TAIL)
     }
 
     /// Copies what is lent: whoever lent it may take it back when this returns.
@@ -443,6 +472,7 @@ impl SendBatch {
                 bytes: u32::from(slot.len),
                 closed: true,
                 lent: false,
+                tail: [0; TAIL],
             });
         }
         self.trains.splice(self.sent..=self.sent, single);

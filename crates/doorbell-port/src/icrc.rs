@@ -14,6 +14,9 @@ const V6: usize = 8 + 40 + 8;
 /// Where the IPv4 identification is in it.
 const ID: usize = 8 + 4;
 
+/// Lengths that are remembered.
+const KNOWN: usize = 8;
+
 /// What each byte of the identification adds to the CRC of the `V4` bytes: high byte first, then low byte.
 static ID_DELTA: LazyLock<[[u32; 256]; 2]> = LazyLock::new(|| {
     let crc = |high: u8, low: u8| {
@@ -37,6 +40,8 @@ pub(crate) struct FlowCrc {
     /// Transport length for which `head` holds; `usize::MAX`: none yet.
     len: usize,
     head: u32,
+    /// The same of a few other lengths: messages and what acknowledges them take turns.
+    known: [(usize, u32); KNOWN],
     solver: Option<IdSolver>,
 }
 
@@ -73,6 +78,7 @@ impl FlowCrc {
             used: udp + 8,
             len: usize::MAX,
             head: 0,
+            known: [(usize::MAX, 0); KNOWN],
             solver: None,
         }
     }
@@ -140,8 +146,16 @@ impl FlowCrc {
         self.solver?.solve(received, zero)
     }
 
-    #[cold]
     fn set_len(&mut self, transport: usize) {
+        let place = transport / 4 % KNOWN;
+        if self.known[place].0 != transport {
+            self.known[place] = (transport, self.head_of(transport));
+        }
+        (self.len, self.head) = self.known[place];
+    }
+
+    #[cold]
+    fn head_of(&mut self, transport: usize) -> u32 {
         let udp_len = (8 + transport + ICRC_LEN) as u16;
         let total = if self.used == V4 {
             (10, udp_len.wrapping_add(20))
@@ -151,8 +165,7 @@ impl FlowCrc {
         self.image[total.0..total.0 + 2].copy_from_slice(&total.1.to_be_bytes());
         let at = self.used - 4;
         self.image[at..at + 2].copy_from_slice(&udp_len.to_be_bytes());
-        self.head = crc32fast::hash(&self.image[..self.used]);
-        self.len = transport;
+        crc32fast::hash(&self.image[..self.used])
     }
 }
 

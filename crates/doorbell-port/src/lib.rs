@@ -27,7 +27,6 @@ mod wrap;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 pub use batch::{Check, Outgoing, Received, RecvBatch, SendBatch};
@@ -72,9 +71,6 @@ pub trait Port: Send + fmt::Debug {
     /// A batch with buffers as this port needs them.
     fn recv_batch(&self) -> RecvBatch;
 
-    /// Readable when [`Port::recv`] has something. For sleeping on.
-    fn fd(&self) -> BorrowedFd<'_>;
-
     /// When the port wants to be called again although nothing arrives (it holds delayed packets).
     fn next_due(&self) -> Option<Instant> {
         None
@@ -85,7 +81,9 @@ pub trait Port: Send + fmt::Debug {
         false
     }
 
-    /// Does this end take *light* packets from peers on its own host: long ones, whose ICRC covers the headers below and the base header alone?
+    /// Does this end take *light* packets from peers on its own host? The ICRC of long ones covers the headers below and the base header alone, that of all
+    /// of them an IPv4 identification of 0 whatever the kernel sent; and a train is one datagram of the packets, one behind the other, with two
+    /// bytes more: how long each but the last is, least significant byte first. (Packets have a multiple of four bytes.)
     ///
     /// What crosses no wire cannot be damaged on one: it is copied from memory to memory, as with TCP over loopback, whose checksum the kernel
     /// leaves out too. Reading every byte once more at both ends would be most of what a large message costs beside its copies. Peers exchange the
@@ -129,9 +127,6 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn recv_batch(&self) -> RecvBatch {
         (**self).recv_batch()
-    }
-    fn fd(&self) -> BorrowedFd<'_> {
-        (**self).fd()
     }
     fn next_due(&self) -> Option<Instant> {
         (**self).next_due()

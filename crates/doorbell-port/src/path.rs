@@ -54,9 +54,16 @@ pub struct Path {
     pub(crate) tos: u8,
     pub(crate) train: u16,
     pub(crate) mtu: u16,
-    /// Long packets carry a CRC of their base header alone.
+    /// Bytes of a train.
+    pub(crate) most: u32,
+    /// See [`Port::accepts_light`](crate::Port::accepts_light).
     pub(crate) light: bool,
 }
+
+/// Bytes of a train with all its headers: below the 65,535 of an IP packet.
+const TRAIN_BYTES: u32 = 65_000;
+/// Bytes behind the packets of a light train.
+pub(crate) const TAIL: usize = 2;
 
 impl Path {
     pub(crate) fn new(request: &PathRequest, local: SocketAddr, mtu: usize, train: u16) -> Self {
@@ -67,8 +74,16 @@ impl Path {
             tos: request.tos,
             train: if request.trains { train } else { 1 },
             mtu: mtu.min(LONGEST) as u16,
+            most: TRAIN_BYTES,
             light: false,
         }
+    }
+
+    /// From now on packets are light. `ip_mtu`: bytes of the longest IP packet, which a train has to fit.
+    pub(crate) fn lighten(&mut self, ip_mtu: usize) {
+        let below = if self.peer.is_ipv4() { 20 } else { 40 } + 8 + TAIL;
+        self.most = (ip_mtu.saturating_sub(below) as u32).min(TRAIN_BYTES);
+        self.light = true;
     }
 
     /// The peer's address and UDP port.

@@ -359,6 +359,62 @@ pub(crate) fn send_messages<'a, P: Iterator<Item = Piece<'a>>>(
     usize::try_from(rc).map_err(|_| io::Error::last_os_error())
 }
 
+/// Sends a datagram to whom the socket is connected, without waiting.
+#[inline]
+pub(crate) fn send_one(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+    // SAFETY: the pointer and length are those of `bytes`, which the kernel only reads.
+    let rc = unsafe {
+        libc::send(
+            fd.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            libc::MSG_DONTWAIT,
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Receives a datagram without waiting: its length, which may be more than the buffer's.
+#[inline]
+pub(crate) fn receive_one(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most the length of `buffer`.
+    let rc = unsafe {
+        libc::recv(
+            fd.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+        )
+    };
+    usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+}
+
+/// Datagrams that a socket has dropped for want of room.
+pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    // The last of the words that the option has.
+    const DROPS: usize = 8;
+    let mut words = [0u32; DROPS + 1];
+    let mut len = size_of_val(&words) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `words`.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            words.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 {
+        Ok(words[DROPS].into())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// What arrived in one buffer.
 #[derive(Debug)]
 pub(crate) struct Arrival {

@@ -115,9 +115,9 @@ fn light_packets_arrive_whatever_becomes_of_trains_and_others_are_refused() {
         let (mut a, mut b) = (port(addr, true), port(addr, true));
         let mut apart = port(addr, false);
         let packets: Vec<_> = (0..40).map(|n| packet(n, 4108)).collect();
-        // The second receives trains packet by packet: identifications count, and nobody says where they are.
+        // The first has a socket of its own at `a`, the second has not, and takes no trains.
         for to in [&mut b, &mut apart] {
-            let way = light(&mut a, to.local_addr(), true);
+            let way = light(&mut a, to.local_addr(), to.accepts_trains());
             let mut batch = SendBatch::new();
             for bytes in &packets {
                 assert!(batch.push(&way, bytes));
@@ -144,6 +144,65 @@ fn light_packets_arrive_whatever_becomes_of_trains_and_others_are_refused() {
             }
             assert_eq!(to.counters().icrc_errors, 1);
         }
+    }
+}
+
+/// A peer on this host has a socket of its own. What comes through it, and from others meanwhile, arrives as before, and nobody else gets the UDP
+/// port.
+#[test]
+fn a_near_peer_and_everybody_else() {
+    for (addr, peer) in [
+        ("127.0.0.1:0", "127.0.0.1:0"),
+        ("[::1]:0", "[::1]:0"),
+        ("0.0.0.0:0", "127.0.0.1:0"),
+    ] {
+        let (mut a, mut b, mut c) = (port(addr, true), port(peer, true), port(peer, true));
+        let a_to_b = light(&mut a, b.local_addr(), true);
+        let at = a_to_b.local();
+        let b_to_a = light(&mut b, at, true);
+        let c_to_a = light(&mut c, at, true);
+        // Not all queue pairs between two ports need to have agreed on the same.
+        let heavy = path(&mut b, at, true);
+        // Lone packets, runs of one size and of several, long and short.
+        let lens = [16, 40, 40, 40, 20, 4140, 4140, 4140, 2000, 28, 28];
+        let mut batch = SendBatch::new();
+        let mut send = |from: &mut UdpPort, way: &Path| {
+            for (n, len) in lens.iter().enumerate() {
+                assert!(batch.push(way, &packet(n, *len)));
+            }
+            send_all(from, &mut batch);
+        };
+        for round in 0..100 {
+            let (mut expected, mut from_c) = (lens.len(), 0);
+            send(&mut b, &b_to_a);
+            if round % 3 == 1 {
+                send(&mut c, &c_to_a);
+                (expected, from_c) = (expected + lens.len(), lens.len());
+            }
+            if round % 3 == 2 {
+                send(&mut b, &heavy);
+                expected += lens.len();
+            }
+            let got = receive(&mut a, expected);
+            assert_eq!(got.len(), expected, "{addr}, round {round}");
+            let mut next = std::collections::HashMap::<_, usize>::new();
+            for (bytes, check, src, _) in &got {
+                assert_eq!(*check, Check::Exact);
+                let next = next.entry(*src).or_default();
+                let n = *next % lens.len();
+                assert_eq!(*bytes, packet(n, lens[n]), "{addr}, round {round}");
+                *next += 1;
+            }
+            let c_at = c.local_addr();
+            assert_eq!(next.get(&c_at).copied().unwrap_or(0), from_c);
+            send(&mut a, &a_to_b);
+            assert_eq!(receive(&mut b, lens.len()).len(), lens.len());
+        }
+        let taken = UdpPort::open(at, UdpOptions::default()).unwrap_err();
+        assert!(matches!(taken, PortError::InUse { .. }), "{taken}");
+        let (a, b) = (a.counters(), b.counters());
+        assert_eq!(a.icrc_errors + b.icrc_errors + a.icrc_explained, 0);
+        assert_eq!((a.received_long, a.received_short), (0, 0));
     }
 }
 

@@ -10,7 +10,7 @@ use crate::mr::RemoteMr;
 /// First four bytes of an encoded endpoint.
 pub const ENDPOINT_MAGIC: [u8; 4] = *b"DBEP";
 /// Version of the encoding.
-pub const ENDPOINT_VERSION: u16 = 3;
+pub const ENDPOINT_VERSION: u16 = 4;
 /// Most memory regions in one endpoint.
 pub const MAX_REGIONS: usize = 1024;
 

@@ -9,7 +9,7 @@ mod station;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -476,10 +476,6 @@ impl Port for EthPort {
 
     fn recv_batch(&self) -> RecvBatch {
         RecvBatch::new(FRAME.next_multiple_of(64) + 64, MESSAGES)
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     fn counters(&self) -> PortCounters {

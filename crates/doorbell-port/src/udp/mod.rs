@@ -4,13 +4,13 @@
 //! identification 0 (counted up within a train), and with the source address that the path was made for. On receiving, an IPv4
 //! identification cannot be seen: see [`receive`].
 
+mod near;
 mod receive;
 mod send;
 mod setup;
 mod share;
 
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
 
 pub use setup::UdpOptions;
 
@@ -43,6 +43,8 @@ pub struct UdpPort {
     /// Datagrams to ask for in the next call.
     ask: usize,
     arrivals: Box<[Arrival]>,
+    /// A socket for one peer on this host.
+    near: Option<near::Near>,
     /// Membership, if other processes have the same UDP port.
     share: Option<share::Share>,
 }
@@ -77,10 +79,6 @@ impl Port for UdpPort {
         }
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
     fn accepts_trains(&self) -> bool {
         self.gets_trains
     }
@@ -98,7 +96,11 @@ impl Port for UdpPort {
     }
 
     fn counters(&self) -> PortCounters {
-        self.counters
+        let near = self.near.as_ref().map_or(0, near::Near::overruns);
+        PortCounters {
+            receive_overruns: self.counters.receive_overruns + near,
+            ..self.counters
+        }
     }
 
     fn describe(&self) -> Description {
@@ -108,7 +110,7 @@ impl Port for UdpPort {
         };
         let mut guarantees = vec![
             "every packet that is sent has a right ICRC: the socket is unconnected and never fragments, so the kernel's IP header is known; \
-             only between two Doorbells on one host that agreed on it does that of long packets cover the headers alone"
+             only between two Doorbells on one host that agreed on it does that of long packets cover the headers alone, and none the identification"
                 .to_owned(),
         ];
         if v4 {

@@ -1,4 +1,4 @@
-//! Receiving, and checking an ICRC that covers what a socket does not show.
+//! Receiving, from the near peer's socket and from the port's own, and checking an ICRC that covers what a socket does not show.
 //!
 //! Over IPv4 the identification is missing. The packets of our own ports have small ones (0, counted up within a train of at most 64), and the
 //! one that is due is tried first. Where that does not fit, the one identification that explains the checksum is looked for. If it is below 64,
@@ -15,7 +15,7 @@ use super::UdpPort;
 use crate::batch::{Check, Origin, RecvBatch};
 use crate::error::{PortError, Result};
 use crate::icrc::{FlowCrc, LIGHT};
-use crate::path::within_host;
+use crate::path::{TAIL, within_host};
 use crate::sys::{self, MESSAGES};
 
 /// Flows whose checksum state is kept. A power of two.
@@ -62,6 +62,34 @@ impl Flows {
     }
 }
 
+/// A datagram in the arena, or a train of them.
+struct Datagram {
+    at: usize,
+    len: usize,
+    src: SocketAddr,
+    dst: SocketAddr,
+    tos: u8,
+    /// Bytes of each packet, if the kernel says so; 0: it is one, as far as the kernel knows.
+    segment: usize,
+}
+
+/// The length of each packet but the last, if these are the packets of a light train. What else ends in two bytes beyond a multiple of four has no
+/// packet of the length that they say at its front.
+fn glued(datagram: &[u8], flow: &mut FlowCrc) -> Option<usize> {
+    let (packets, tail) = datagram.split_at_checked(datagram.len().checked_sub(TAIL)?)?;
+    if packets.len() % 4 != 0 {
+        return None;
+    }
+    let segment = usize::from(u16::from_le_bytes([tail[0], tail[1]]));
+    let first = packets.get(..segment).filter(|f| f.len() < packets.len())?;
+    let (packet, stored) = first.split_at_checked(segment.checked_sub(ICRC_LEN)?)?;
+    let stored = u32::from_le_bytes(stored.try_into().ok()?);
+    let right = packet.len() >= Bth::LEN
+        && (packet.len() > LIGHT && flow.compute_base(0, packet.len(), packet) == stored
+            || flow.compute(0, packet) == stored);
+    right.then_some(segment)
+}
+
 fn hash(addr: SocketAddr) -> usize {
     let ip = match addr {
         SocketAddr::V4(v4) => v4.ip().to_bits(),
@@ -78,6 +106,62 @@ fn hash(addr: SocketAddr) -> usize {
 impl UdpPort {
     pub(super) fn receive_batch(&mut self, batch: &mut RecvBatch) -> Result<usize> {
         batch.clear();
+        let Some(near) = &mut self.near else {
+            return self.receive_own(batch);
+        };
+        if near.rests() {
+            let came = self.receive_own(batch)?;
+            if let Some(near) = &mut self.near {
+                near.other_found(came != 0);
+            }
+            return Ok(came);
+        }
+        self.receive_near(batch);
+        Ok(batch.len())
+    }
+
+    /// From the near peer.
+    fn receive_near(&mut self, batch: &mut RecvBatch) {
+        let Some(near) = &mut self.near else { return };
+        let (src, dst) = (near.peer, near.local);
+        let ask = near.ask().min(batch.slots);
+        let mut came = 0;
+        while came < ask {
+            let at = came * batch.slot;
+            let buffer = &mut batch.arena[at..at + batch.slot];
+            let Some(near) = &mut self.near else { return };
+            // An error is about an earlier packet, or says that nothing is there.
+            let Ok(len) = sys::receive_one(near.fd(), buffer) else {
+                break;
+            };
+            came += 1;
+            if len > batch.slot {
+                self.counters.received_long += 1;
+                continue;
+            }
+            self.take(
+                batch,
+                Datagram {
+                    at,
+                    len,
+                    src,
+                    dst,
+                    tos: 0,
+                    segment: 0,
+                },
+            );
+        }
+        if let Some(near) = &mut self.near {
+            near.found(came == ask);
+        }
+        match came {
+            0 => self.counters.received_empty += 1,
+            _ => self.counters.received_calls += 1,
+        }
+    }
+
+    /// From everybody else.
+    fn receive_own(&mut self, batch: &mut RecvBatch) -> Result<usize> {
         if let Some(share) = &mut self.share {
             share.tick();
         }
@@ -115,13 +199,13 @@ impl UdpPort {
             came.clamp(1, most)
         };
         for index in 0..came {
-            self.take(batch, index);
+            self.take_own(batch, index);
         }
         Ok(batch.len())
     }
 
-    /// Checks the packets of one datagram or train.
-    fn take(&mut self, batch: &mut RecvBatch, index: usize) {
+    /// One datagram or train of the port's own socket.
+    fn take_own(&mut self, batch: &mut RecvBatch, index: usize) {
         let at = index * batch.slot;
         let arrival = &self.arrivals[index];
         let info = arrival.control.read();
@@ -136,38 +220,71 @@ impl UdpPort {
         if let Some(ip) = info.dst {
             dst.set_ip(ip);
         }
-        let segment = match info.segment {
-            0 => arrival.len,
-            segment => {
-                self.counters.received_trains += 1;
-                segment
-            }
-        };
-        if arrival.cut || segment > LONGEST {
+        if arrival.cut {
             self.counters.received_long += 1;
             return;
         }
+        let len = arrival.len;
         if let Some(share) = &mut self.share
-            && share.see(self.socket.as_fd(), &batch.arena[at..at + arrival.len])
+            && share.see(self.socket.as_fd(), &batch.arena[at..at + len])
         {
             return;
         }
+        let (tos, segment) = (info.tos, info.segment);
+        self.take(
+            batch,
+            Datagram {
+                at,
+                len,
+                src,
+                dst,
+                tos,
+                segment,
+            },
+        );
+    }
+
+    /// Checks the packets of one datagram or train.
+    fn take(&mut self, batch: &mut RecvBatch, datagram: Datagram) {
+        let Datagram {
+            at,
+            len,
+            src,
+            dst,
+            tos,
+            segment,
+        } = datagram;
+        let here = within_host(src.ip(), dst.ip());
+        let flow = self.flows.get(src, dst);
+        let counters = &mut self.counters;
+        let glued = match segment {
+            0 if here => glued(&batch.arena[at..at + len], flow),
+            _ => None,
+        };
+        // What the identification grows by from packet to packet: the kernel counts those of a train that it took apart.
+        let (segment, len, step) = match (glued, segment) {
+            (Some(segment), _) => (segment, len - TAIL, 0),
+            (None, 0) => (len, len, 1),
+            (None, segment) => (segment, len, 1),
+        };
+        counters.received_trains += u64::from(segment < len);
+        if segment > LONGEST {
+            counters.received_long += 1;
+            return;
+        }
         if segment < Bth::LEN + ICRC_LEN {
-            self.counters.received_short += 1;
+            counters.received_short += 1;
             return;
         }
         batch.origin(Origin {
             src,
             dst: dst.ip(),
-            tos: info.tos,
+            tos,
         });
-        let here = within_host(src.ip(), dst.ip());
-        let flow = self.flows.get(src, dst);
-        let counters = &mut self.counters;
         // The identification that the next packet should have.
         let mut expected = 0u16;
         let mut from = at;
-        let end = at + arrival.len;
+        let end = at + len;
         while from < end {
             let whole = segment.min(end - from);
             let Some(len) = whole.checked_sub(ICRC_LEN).filter(|l| *l >= Bth::LEN) else {
@@ -197,14 +314,14 @@ impl UdpPort {
             };
             match found {
                 Some((id, check)) => {
-                    expected = id.wrapping_add(1);
+                    expected = id.wrapping_add(step);
                     counters.received_packets += 1;
                     counters.received_bytes += whole as u64;
                     counters.icrc_explained += u64::from(check == Check::Explained);
                     batch.add(from, len, id, check);
                 }
                 None => {
-                    expected = expected.wrapping_add(1);
+                    expected = expected.wrapping_add(step);
                     counters.icrc_errors += 1;
                 }
             }

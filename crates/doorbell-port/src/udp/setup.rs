@@ -2,11 +2,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{UdpPort, receive::Flows, share::Share};
+use super::{UdpPort, near::Near, receive::Flows, share::Share};
 use crate::counters::PortCounters;
 use crate::error::{PortError, Result};
 use crate::path::{self, Path, PathRequest, TRAIN};
@@ -62,14 +62,13 @@ impl UdpPort {
                 source,
             })
         };
+        unfragmented(fd.as_fd(), addr.is_ipv4()).map_err(|source| PortError::Option {
+            addr,
+            option: "IP_MTU_DISCOVER",
+            why: "packets may be fragmented, and the IP identification, which the ICRC covers, is unknown",
+            source,
+        })?;
         if addr.is_ipv4() {
-            must(
-                libc::IPPROTO_IP,
-                libc::IP_MTU_DISCOVER,
-                libc::IP_PMTUDISC_DO,
-                "IP_MTU_DISCOVER",
-                "the IP identification, which the ICRC covers, is unknown",
-            )?;
             must(
                 libc::IPPROTO_IP,
                 libc::IP_RECVTOS,
@@ -84,13 +83,6 @@ impl UdpPort {
                 1,
                 "IPV6_V6ONLY",
                 "IPv4 peers would arrive with IPv6 addresses that their ICRC does not have",
-            )?;
-            must(
-                libc::IPPROTO_IPV6,
-                libc::IPV6_MTU_DISCOVER,
-                libc::IPV6_PMTUDISC_DO,
-                "IPV6_MTU_DISCOVER",
-                "packets may be fragmented",
             )?;
             must(
                 libc::IPPROTO_IPV6,
@@ -128,16 +120,7 @@ impl UdpPort {
         }
         // Only a counter: a kernel without it counts nothing.
         let _ = sys::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
-        let wish = options.buffer.min(1 << 30) as i32;
-        for (force, plain) in [
-            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
-            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
-        ] {
-            // The first needs a privilege and ignores the system's limit; what came of it is read back below.
-            if sys::set_option(fd.as_fd(), libc::SOL_SOCKET, force, wish).is_err() {
-                let _ = sys::set_option(fd.as_fd(), libc::SOL_SOCKET, plain, wish);
-            }
-        }
+        buffers(fd.as_fd(), options.buffer);
         if options.share {
             must(
                 libc::SOL_SOCKET,
@@ -174,6 +157,7 @@ impl UdpPort {
             flows: Flows::default(),
             counters: PortCounters::default(),
             overruns: 0,
+            near: None,
             share,
             ask: 1,
             arrivals: (0..sys::MESSAGES).map(|_| sys::Arrival::new()).collect(),
@@ -208,8 +192,56 @@ impl UdpPort {
         let train = if self.can_send_trains { TRAIN } else { 1 };
         let mut path = Path::new(request, local, transport, train);
         // Whoever asks may have been told anything: what leaves the host is covered whole.
-        path.light = request.light && path::within_host(ip, peer.ip());
+        if request.light && path::within_host(ip, peer.ip()) {
+            path.lighten(mtu);
+            self.come_near(&path);
+        }
         Ok(path)
+    }
+
+    /// Opens a socket for this peer alone, if there is none for another. Everything goes on without it.
+    fn come_near(&mut self, path: &Path) {
+        if self.near.is_some() || self.share.is_some() {
+            return;
+        }
+        match Near::open(&self.socket, path, self.options.buffer) {
+            Ok(near) => self.near = Some(near),
+            Err(error) => {
+                tracing::debug!(peer = %path.peer(), %error, "no socket for a near peer alone");
+            }
+        }
+    }
+}
+
+/// No packet is cut up on its way, and the kernel's IPv4 header says so.
+pub(super) fn unfragmented(fd: BorrowedFd<'_>, v4: bool) -> io::Result<()> {
+    let (level, name, value) = if v4 {
+        (
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            libc::IP_PMTUDISC_DO,
+        )
+    } else {
+        (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_DO,
+        )
+    };
+    sys::set_option(fd, level, name, value)
+}
+
+/// Asks for so many bytes of buffer in each direction. What came of it can be read back.
+pub(super) fn buffers(fd: BorrowedFd<'_>, bytes: usize) {
+    let wish = bytes.min(1 << 30) as i32;
+    for (force, plain) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
+        // The first needs a privilege and ignores the system's limit.
+        if sys::set_option(fd, libc::SOL_SOCKET, force, wish).is_err() {
+            let _ = sys::set_option(fd, libc::SOL_SOCKET, plain, wish);
+        }
     }
 }
 

@@ -25,9 +25,6 @@ macro_rules! pass_on {
         fn recv_batch(&self) -> crate::RecvBatch {
             self.inner.recv_batch()
         }
-        fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-            self.inner.fd()
-        }
         fn accepts_trains(&self) -> bool {
             self.inner.accepts_trains()
         }

@@ -11,7 +11,7 @@ use crate::bootstrap::frame::{Stream, timed_out};
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBCX");
 /// Version of the exchange.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 pub(super) const HEADER: usize = 16;
 /// A greeting is small; who has not been let in may not make us allocate more.
 pub(super) const MAX_GREETING: usize = 2048;
