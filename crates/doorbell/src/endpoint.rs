@@ -509,7 +509,7 @@ mod tests {
         v[4] = 9;
         let text = Endpoint::from_bytes(&v).unwrap_err().to_string();
         assert!(
-            text.contains("version 9") && text.contains("version 3"),
+            text.contains("version 9") && text.contains(&format!("version {ENDPOINT_VERSION}")),
             "{text}"
         );
         assert!(matches!(
