@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
 # NCCL's device interface over Doorbell, on a machine with one NVIDIA GPU or more and no NIC:
 #
-#     bench/gpu/nccl.sh NCCL [DIST] [OUT]      NCCL: sources of NCCL 2.30.7 or later (a folder or a .tar.gz), or a folder with its
-#                                              include/ and lib/; DIST: what `cargo xtask dist` made; OUT: where logs go
+#     bench/gpu/nccl.sh NCCL [DIST] [OUT]      NCCL: a folder with its include/ and lib/, such as the nvidia/nccl of a wheel
+#                                              (nvidia-nccl-cu13 2.30.7 or later), the sources of such a release, or a .tar.* of
+#                                              either; DIST: what `cargo xtask dist` made; OUT: where logs go
 #
-# Builds NCCL for this GPU alone if it got sources (a minute or two on 16 cores), then the program bench/gpu/nccl/gin.cu, and runs that:
+# Builds NCCL for this GPU alone if it got sources (a minute or two on 16 cores), then the programs of bench/gpu/nccl, and runs them:
 # one rank by itself, two ranks on one GPU, and a rank a GPU where there are several. Each run has a time limit. The exit status
 # is 1 if a check failed. RUNS names the runs; JOBS the compilers at a time.
 #
 #     self two gpus handlers signals   every call, then rates: one rank; two on one GPU; a GPU a rank, as threads and as processes; rung by
 #                                      doorbell with record; signals in GPU memory
-#     rates million                    rates against blocks and contexts, large puts; a million signals
-#     proxy hosted floor               for comparison: NCCL's own CPU proxy over Doorbell's RMA plug-in; host-initiated NCCL over sockets and over
-#                                      NVLink; what the machine can do without either
-#     old                              NCCL 2.28.9 or 2.29 as OLD_NCCL has it (a folder with its include/ and lib/; default: the one of the
-#                                      first PyTorch wheel that is found), with bench/gpu/nccl/gin28.cu
-#     fault release killed             a script fails a request: the job must exit, or its kernels be let go; a rank is killed
+#     rates million huge               rates against blocks and contexts, large puts; a million signals, a million words with one each; puts
+#                                      and gets of more than 2 GiB
+#     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
+#                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
+#     symmetric                        NCCL's own reduce-scatter over GIN (needs an NCCL with all its kernels: a wheel's)
+#     fault release killed stopped     a script fails a request: the job must exit, or its kernels be let go; a rank is killed, or stands still
+#     old oldfault                     NCCL 2.28.7 to 2.29.7 as OLD_NCCL has it (a folder with its include/ and lib/; default: that of the first
+#                                      PyTorch wheel that is found), with bench/gpu/nccl/gin28.cu; its failures
+#     wheel                            the commands that docs/nccl.md gives to who has PyTorch's wheel, as they stand there
 set -uo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -24,7 +28,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus rates million fault release killed proxy hosted floor old}
+RUNS=${RUNS:-self two handlers signals gpus rates million huge symmetric fault release killed stopped cores proxy hosted floor old oldfault wheel}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -41,8 +45,9 @@ else
     # The build folder outlives this call where the machine keeps target/.
     WORK=${WORK:-$PWD/target/nccl}
     mkdir -p "$WORK"
-    if [ -f "$SOURCE" ]; then tar -xzf "$SOURCE" -C "$WORK"; else cp -a "$SOURCE/." "$WORK/"; fi
+    if [ -f "$SOURCE" ]; then tar -xf "$SOURCE" -C "$WORK"; else cp -a "$SOURCE/." "$WORK/"; fi
     NCCL=$WORK/build
+    [ ! -d "$WORK/lib" ] || NCCL=$WORK
     if [ ! -e "$NCCL/lib/libnccl.so.2" ]; then
         begin=$SECONDS
         # Only what a communicator needs to start: the checks use kernels of their own.
@@ -53,8 +58,12 @@ else
 fi
 LIB=$NCCL/lib
 
-for one in gin host floor; do
-    "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$NCCL/include" -o "$OUT/$one" "$HERE/nccl/$one.cu" "-L$LIB" -lnccl -lpthread &
+# build NAME NCCL: a program of this folder with that NCCL.
+build() {
+    "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$2/include" -o "$OUT/$1" "$HERE/nccl/$1.cu" "-L$2/lib" -l:libnccl.so.2 -lpthread
+}
+for one in gin host floor symmetric; do
+    build "$one" "$NCCL" &
     building[${#building[@]}]=$!
 done
 for one in "${building[@]}"; do wait "$one" || exit 2; done
@@ -68,9 +77,9 @@ run() {
     env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
         NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
         NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.%p.log" "$@" \
-        setsid timeout --kill-after=5 "$LIMIT" "$OUT/gin" "$ranks" "$kind" "${MODE:-checks}" 2>&1 | tee -a "$OUT/nccl-results.txt"
+        setsid timeout --kill-after=5 "$LIMIT" "$OUT/${PROGRAM:-gin}" "$ranks" "$kind" "${MODE:-checks}" 2>&1 | tee -a "$OUT/nccl-results.txt"
     status=${PIPESTATUS[0]}
-    grep -hE 'Assigned plugin|GIN/Doorbell' "$OUT/nccl-$name".*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
+    grep -hE 'Assigned (GIN )?plugin|GIN/Doorbell' "$OUT/nccl-$name".*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20
     if [ "$status" -ne 0 ]; then
         failed=1
         echo "FAILED with $status: $name" | tee -a "$OUT/nccl-results.txt"
@@ -91,6 +100,17 @@ beside() {
 
 GPUS=$(nvidia-smi -L | wc -l)
 SCRIPT='wqe=60, n=1: fail=REMOTE_ACCESS'
+
+# An NCCL whose network plug-in has the GIN plug-in.
+old() {
+    local name=$1
+    shift
+    OLD_NCCL=${OLD_NCCL:-$(find / -path '*/nvidia/nccl/include' -not -path '/proc/*' 2>/dev/null | head -1 | xargs -r dirname)}
+    [ -d "$OLD_NCCL/include" ] || { echo "no NCCL of a PyTorch wheel: set OLD_NCCL"; exit 2; }
+    [ -e "$OUT/gin28" ] || build gin28 "$OLD_NCCL" || exit 2
+    LIB=$OLD_NCCL/lib PROGRAM=gin28 run "$name" 2 "$@" NCCL_GIN_PLUGIN= NCCL_NET_PLUGIN="$DIST/lib/libnccl-net-doorbell.so"
+}
+
 for one in $RUNS; do
     case $one in
         self) run self 1 threads CUDA_VISIBLE_DEVICES=0 ;;
@@ -102,10 +122,16 @@ for one in $RUNS; do
         gpus)
             [ "$GPUS" -lt 2 ] || run gpus "$GPUS" threads
             [ "$GPUS" -lt 2 ] || run processes "$GPUS" processes ;;
-        rates | million) MODE=$one run "$one" 2 processes ;;
+        rates | million | huge) MODE=$one run "$one" 2 processes ;;
+        cores) MODE=rates run cores 2 processes DOORBELL_HCA_CORES=2 ;;
+        symmetric)
+            PROGRAM=symmetric run symmetric 2 processes NCCL_LSA_TEAM_SIZE=1 NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING
+            # Some other way would have given the right sums too.
+            grep -qh 'Kernel ReduceScatter_RailA2A_LsaLD' "$OUT"/nccl-symmetric.*.log ||
+                { failed=1; echo "FAILED: symmetric: no kernel over GIN was chosen" | tee -a "$OUT/nccl-results.txt"; } ;;
         fault) MODE=fault run fault 2 processes DOORBELL_FAULT="$SCRIPT" ;;
         release) MODE=fault run release 2 processes DOORBELL_FAULT="$SCRIPT" DOORBELL_ON_ERROR=release ;;
-        killed) MODE=killed run killed 2 processes ;;
+        killed | stopped) MODE=$one run "$one" 2 processes ;;
         proxy)
             # The same program, kernels and links; what differs is who writes the work requests.
             MODE=rates run proxy 2 processes NCCL_GIN_PLUGIN=none NCCL_RMA_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=2 ;;
@@ -113,14 +139,18 @@ for one in $RUNS; do
             beside sockets "$OUT/host" 2 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket
             beside nvlink "$OUT/host" 2 ;;
         floor) beside floor "$OUT/floor" "" ;;
-        old)
-            OLD_NCCL=${OLD_NCCL:-$(find / -path '*/nvidia/nccl/include' -not -path '/proc/*' 2>/dev/null | head -1 | xargs -r dirname)}
-            [ -d "$OLD_NCCL/include" ] || { echo "no NCCL of a PyTorch wheel: set OLD_NCCL"; exit 2; }
-            "$NVCC" -std=c++17 -O2 -arch="sm_$SM" "-I$OLD_NCCL/include" -o "$OUT/gin28" "$HERE/nccl/gin28.cu" \
-                "-L$OLD_NCCL/lib" -l:libnccl.so.2 -lpthread || exit 2
-            LIB=$OLD_NCCL/lib beside old "$OUT/gin28" 2 NCCL_NET_PLUGIN="$DIST/lib/libnccl-net-doorbell.so" NCCL_GIN_TYPE=3 \
-                NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV "NCCL_DEBUG_FILE=$OUT/nccl-old.%p.log"
-            grep -hE 'plugin Doorbell|GIN/Doorbell' "$OUT"/nccl-old.*.log 2>/dev/null | sed 's/^.*NCCL INFO //' | sort | uniq -c | head -20 ;;
+        old) old old threads ;;
+        oldfault)
+            MODE=fault old old-fault processes DOORBELL_FAULT="$SCRIPT"
+            MODE=killed old old-killed processes ;;
+        wheel)
+            # The block of the page, run where a reader would: in a checkout, with the tools of a distribution in the path.
+            printf '\n== wheel: the commands of docs/nccl.md\n' | tee -a "$OUT/nccl-results.txt"
+            sed -n '/^<!-- run: wheel -->/,/^```$/p' "$HERE/../../docs/nccl.md" | sed '1,2d;$d' >"$OUT/wheel.sh"
+            [ -s "$OUT/wheel.sh" ] || { echo "docs/nccl.md has no such block"; exit 2; }
+            (cd "$HERE/../.." && PATH="$DIST/bin:$(dirname "$NVCC"):$PATH" timeout --kill-after=5 "$LIMIT" bash -euo pipefail "$OUT/wheel.sh") 2>&1 |
+                tee "$OUT/wheel.txt" | awk '!/NCCL INFO/ || /Assigned GIN/' | tee -a "$OUT/nccl-results.txt"
+            [ "${PIPESTATUS[0]}" -eq 0 ] || { failed=1; echo "FAILED: wheel" | tee -a "$OUT/nccl-results.txt"; tail -20 "$OUT/wheel.txt"; } ;;
         *) echo "no run is called $one"; exit 2 ;;
     esac
 done

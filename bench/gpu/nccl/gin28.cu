@@ -1,28 +1,13 @@
 // The device interface of NCCL 2.28.7 to 2.29, as PyTorch's wheels carry it: checks, then half round trips and rates.
 //
-//     gin28 [RANKS]     ranks are threads of this process, a GPU each
+//     gin28 [RANKS] [threads|processes] [MODE]     a GPU a rank; MODE: checks (default), fault, killed, stopped, as for gin.cu
+//
+// What arrives is compared, in the rates too.
 //
 // Exit status: 0, 1 a check failed, 3 a kernel did not end or NCCL reported an asynchronous error.
-#include <cuda_runtime.h>
-#include <nccl.h>
 #include <nccl_device.h>
-#include <pthread.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
-#include <vector>
-
-#define OK(call, good, text)                                                     \
-  do {                                                                           \
-    auto e = (call);                                                             \
-    if (e != good) fprintf(stderr, "FAILED %s: %s\n", #call, text(e)), _exit(1); \
-  } while (0)
-#define CUDA(call) OK(call, cudaSuccess, cudaGetErrorString)
-#define NCCL(call) OK(call, ncclSuccess, ncclGetErrorString)
+#include "ranks.h"
 
 constexpr int CONTEXTS = 4;
 constexpr size_t WINDOW = 8 << 20, HALF = WINDOW / 2;
@@ -31,6 +16,7 @@ struct Job {
   ncclWindow_t win;
   ncclDevComm comm;
   char* memory;
+  size_t size;
   unsigned long long* out;
   int rounds;
   size_t bytes;
@@ -83,88 +69,76 @@ __global__ void values_and_counters(Job j) {
   gin.flush(ncclCoopThread());
 }
 
-// Rank 0 and rank 1 answer each other's signals; with bytes, each comes behind a put.
+__device__ uint64_t word_of(int from, size_t i, size_t salt) { return ((i + 1) * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(from + 1) << 56) ^ salt; }
+__device__ volatile uint64_t* words(const Job& j, size_t at) { return (volatile uint64_t*)(j.memory + at); }
+
+// Rank 0 and rank 1 answer each other's signals. With bytes, each comes behind a put, whose first and last word the receiver looks at before it answers.
 __global__ void ping_pong(Job j, int signal) {
   ncclGin gin{j.comm, 0};
   int me = j.comm.rank, peer = me ^ 1;
   if (threadIdx.x || me > 1 || j.comm.nRanks < 2) return;
-  unsigned long long begin = 0;
+  unsigned long long begin = 0, wrong = 0;
+  size_t last = j.bytes / 8 - 1;
+  auto receive = [&](int i) {
+    gin.waitSignal(ncclCoopThread(), signal, i + 1);
+    if (j.bytes) wrong += words(j, HALF)[0] != word_of(peer, 0, i) || words(j, HALF)[last] != word_of(peer, last, i);
+  };
   for (int i = 0; i < j.rounds; i++) {
     if (i == j.rounds / 10) begin = now();
-    if (me == 1) gin.waitSignal(ncclCoopThread(), signal, i + 1);
-    if (j.bytes)
+    if (me == 1) receive(i);
+    if (j.bytes) {
+      words(j, 0)[0] = word_of(me, 0, i), words(j, 0)[last] = word_of(me, last, i);
+      __threadfence_system();
       gin.put(ncclTeamWorld(j.comm), peer, j.win, HALF, j.win, 0, j.bytes, ncclGin_SignalInc{(unsigned)signal});
-    else
+    } else {
       gin.signal(ncclTeamWorld(j.comm), peer, ncclGin_SignalInc{(unsigned)signal});
-    if (me == 0) gin.waitSignal(ncclCoopThread(), signal, i + 1);
+    }
+    if (me == 0) receive(i);
   }
+  j.out[0] += wrong;
   j.out[1] = (now() - begin) / (2 * (j.rounds - j.rounds / 10));
 }
 
-// 8-byte puts with a signal each, a context a block.
+// 8-byte puts with a signal each, a context a block; each word has a place of its own, and when the signals say that all have come it must be there.
 __global__ void hammer(Job j) {
   ncclGin gin{j.comm, (int)blockIdx.x};
-  int to = (j.comm.rank + 1) % j.comm.nRanks;
-  unsigned long long begin = now();
-  size_t at = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
-  for (int i = 0; i < j.rounds; i++) gin.put(ncclTeamWorld(j.comm), to, j.win, HALF + at, j.win, at, 8, ncclGin_SignalInc{12});
+  int ranks = j.comm.nRanks, to = (j.comm.rank + 1) % ranks, from = (j.comm.rank + ranks - 1) % ranks;
+  size_t each = blockDim.x * (size_t)j.rounds, first = each * blockIdx.x;
+  for (size_t i = threadIdx.x; i < each; i += blockDim.x) words(j, 0)[first + i] = word_of(j.comm.rank, first + i, 0);
+  __threadfence_system();
   __syncthreads();
-  unsigned long long want = (unsigned long long)j.rounds * blockDim.x;
-  gin.waitSignal(ncclCoopCta(), 12, want);
+  unsigned long long begin = now(), wrong = 0;
+  for (int i = 0; i < j.rounds; i++) {
+    size_t at = 8 * (first + threadIdx.x * (size_t)j.rounds + i);
+    gin.put(ncclTeamWorld(j.comm), to, j.win, HALF + at, j.win, at, 8, ncclGin_SignalInc{12});
+  }
+  __syncthreads();
+  gin.waitSignal(ncclCoopCta(), 12, each);
   gin.flush(ncclCoopCta());
+  for (size_t i = threadIdx.x; i < each; i += blockDim.x) wrong += words(j, HALF)[first + i] != word_of(from, first + i, 0);
   if (threadIdx.x == 0) {
-    atomicAdd(j.out, gin.readSignal(12) != want);
+    wrong += gin.readSignal(12) != each;
     atomicMax(j.out + 1, now() - begin);
   }
+  atomicAdd(j.out, wrong);
 }
 
-static pthread_barrier_t together;
-static ncclUniqueId id;
-static int failures;
-
-template <typename Launch>
-static unsigned long long run(ncclComm_t comm, int rank, cudaStream_t stream, Job& job, const char* name, int rounds, size_t bytes, Launch launch) {
-  job.rounds = rounds, job.bytes = bytes;
-  job.out[0] = job.out[1] = 0;
-  pthread_barrier_wait(&together);
-  launch(job);
-  CUDA(cudaGetLastError());
-  auto begin = std::chrono::steady_clock::now();
-  while (cudaStreamQuery(stream) == cudaErrorNotReady) {
-    ncclResult_t async = ncclSuccess;
-    NCCL(ncclCommGetAsyncError(comm, &async));
-    bool late = std::chrono::steady_clock::now() - begin > std::chrono::seconds(20);
-    if (async != ncclSuccess || late) {
-      fprintf(stderr, "FAILED %s: rank %d: %s\n", name, rank, late ? "the kernel does not end" : ncclGetErrorString(async));
-      _exit(3);
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-  CUDA(cudaStreamSynchronize(stream));
-  pthread_barrier_wait(&together);
-  if (job.out[0]) {
-    __atomic_fetch_add(&failures, 1, __ATOMIC_RELAXED);
-    printf("FAILED %s: rank %d: %llu wrong\n", name, rank, job.out[0]);
-  } else if (rank == 0) {
-    printf("ok %s\n", name);
-  }
-  fflush(stdout);
-  return job.out[1];
+// Puts with signals, and then a wait for what nobody sends.
+__global__ void stuck(Job j) {
+  ncclGin gin{j.comm, 0};
+  if (threadIdx.x) return;
+  for (int i = 0; i < j.rounds; i++) gin.put(ncclTeamWorld(j.comm), (j.comm.rank + 1) % j.comm.nRanks, j.win, HALF, j.win, 0, 8, ncclGin_SignalInc{2});
+  gin.waitSignal(ncclCoopThread(), 3, 1000000);
 }
 
 static void body(int rank, int ranks) {
-  int gpus = 0;
-  CUDA(cudaGetDeviceCount(&gpus));
-  if (rank == 0) NCCL(ncclGetUniqueId(&id));
-  pthread_barrier_wait(&together);
-  CUDA(cudaSetDevice(rank % gpus));
-  ncclComm_t comm;
-  NCCL(ncclCommInitRank(&comm, ranks, id, rank));
+  ncclComm_t comm = meet_ranks(rank, ranks);
   void* memory;
   NCCL(ncclMemAlloc(&memory, WINDOW));
   Job job{};
   NCCL(ncclCommWindowRegister(comm, memory, WINDOW, &job.win, NCCL_WIN_COLL_SYMMETRIC));
   job.memory = (char*)memory;
+  job.size = WINDOW;
   ncclDevCommRequirements needs{};
   needs.ginForceEnable = true;
   needs.ginContextCount = CONTEXTS;
@@ -174,10 +148,17 @@ static void body(int rank, int ranks) {
   cudaStream_t s;
   CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   CUDA(cudaHostAlloc((void**)&job.out, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-  auto go = [&](const char* name, int rounds, size_t bytes, auto launch) { return run(comm, rank, s, job, name, rounds, bytes, launch); };
-  int version = 0;
-  NCCL(ncclGetVersion(&version));
-  if (rank == 0) printf("NCCL %d, ranks %d, GPUs %d\n", version, ranks, gpus);
+  auto go = [&](const char* name, int rounds, size_t bytes, auto launch) { return run(comm, s, rank, job, name, rounds, bytes, launch); };
+  if (!is_mode("checks")) {
+    job.rounds = is_mode("fault") ? 200 : 1 << 30, job.bytes = 8;
+    together();
+    if (is_mode("fault"))
+      stuck<<<1, 32, 0, s>>>(job);
+    else
+      ping_pong<<<1, 32, 0, s>>>(job, 4);
+    CUDA(cudaGetLastError());
+    told(comm, s, rank);
+  }
   go("all-to-all, 4 KiB", 50, 4096, [=](Job j) { all_to_all<<<1, 64, 0, s>>>(j); });
   go("put value, counters", 20, 0, [=](Job j) { values_and_counters<<<1, 32, 0, s>>>(j); });
   unsigned long long ns = go("puts with a signal, a context a block", 500, 0, [=](Job j) { hammer<<<CONTEXTS, 32, 0, s>>>(j); });
@@ -194,19 +175,9 @@ static void body(int rank, int ranks) {
   NCCL(ncclDevCommDestroy(comm, &job.comm));
   NCCL(ncclCommWindowDeregister(comm, job.win));
   NCCL(ncclMemFree(memory));
-  pthread_barrier_wait(&together);
+  together();
   NCCL(ncclCommFinalize(comm));
   NCCL(ncclCommDestroy(comm));
 }
 
-int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  int ranks = argc > 1 ? atoi(argv[1]) : 2;
-  pthread_barrier_init(&together, nullptr, ranks);
-  std::vector<std::thread> all;
-  for (int r = 0; r < ranks; r++) all.emplace_back(body, r, ranks);
-  for (auto& t : all) t.join();
-  printf(failures ? "%d check(s) FAILED\n" : "all checks passed\n", failures);
-  return failures ? 1 : 0;
-}
+int main(int argc, char** argv) { return start(argc, argv, body); }
