@@ -30,7 +30,6 @@ const LAYERS: &[&str] = &[
 
 /// (crate, what it must not know), beyond the order of [`LAYERS`].
 const NEVER: &[(&str, &str)] = &[
-    ("doorbell-gpu", "doorbell-kernels"),
     ("doorbell-hca", "doorbell-gpu"),
     ("doorbell-hca", "doorbell-kernels"),
     ("doorbell-nccl", "doorbell-c"),

@@ -26,15 +26,24 @@ struct Module {
 impl Module {
     /// The header whose functions must be there, all and no others.
     fn declared<'a>(&self, header: &'a str) -> &'a str {
-        if self.feature.is_some() { header } else { "" }
+        if self.feature == Some("device-functions") {
+            header
+        } else {
+            ""
+        }
     }
 }
 
-/// The kernels, which are loaded at run time; and the functions for CUDA C++ code to link, which nobody loads alone.
-const MODULES: [Module; 2] = [
+/// The kernels, which are loaded at run time; the copier's, which whoever opens a GPU loads; and the functions for CUDA C++ code to link, which
+/// nobody loads alone.
+const MODULES: [Module; 3] = [
     Module {
         file: "crates/doorbell-kernels/ptx/doorbell.ptx",
         feature: None,
+    },
+    Module {
+        file: "crates/doorbell-kernels/ptx/doorbell_copies.ptx",
+        feature: Some("copies"),
     },
     Module {
         file: "crates/doorbell-kernels/ptx/doorbell_device.ptx",

@@ -18,6 +18,8 @@ pub enum Order {
     Release,
     /// Both.
     AcqRel,
+    /// Both, and of two such fences in two threads one comes first: a store before it is seen by the loads behind the other.
+    SeqCst,
 }
 
 /// Who takes part in an ordered access: PTX's scopes.
@@ -98,6 +100,10 @@ pub trait Arch: Copy {
     /// Blocks in the grid.
     fn blocks(self) -> u32;
 
+    /// Load of one byte of a payload ([`sites::DATA`]).
+    unsafe fn load8(self, p: *const u8) -> u8;
+    /// Store of one.
+    unsafe fn store8(self, p: *mut u8, v: u8);
     /// Atomic load.
     unsafe fn load32(self, p: *const u32, at: At) -> u32;
     /// Atomic load.

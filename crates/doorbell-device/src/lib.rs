@@ -14,6 +14,7 @@
 extern crate std;
 
 pub mod arch;
+mod claim;
 mod error;
 pub mod layout;
 mod note;
@@ -32,6 +33,7 @@ pub mod host;
 pub mod nvptx;
 
 pub use arch::Arch;
+pub use claim::claim;
 pub use doorbell_wire::{Chunk, Key, Remote};
 pub use error::{Error, Failure};
 pub use layout::QpHandle;

@@ -70,7 +70,7 @@ macro_rules! by_scope {
 macro_rules! ld {
     ($at:expr, $tail:literal, $($operands:tt)*) => {
         match $at.order {
-            Order::Acquire | Order::AcqRel => by_scope!($at, "ld", "acquire", $tail, $($operands)*),
+            Order::Acquire | Order::AcqRel | Order::SeqCst => by_scope!($at, "ld", "acquire", $tail, $($operands)*),
             Order::Relaxed | Order::Release => by_scope!($at, "ld", "relaxed", $tail, $($operands)*),
         }
     };
@@ -79,7 +79,7 @@ macro_rules! ld {
 macro_rules! st {
     ($at:expr, $tail:literal, $($operands:tt)*) => {
         match $at.order {
-            Order::Release | Order::AcqRel => by_scope!($at, "st", "release", $tail, $($operands)*),
+            Order::Release | Order::AcqRel | Order::SeqCst => by_scope!($at, "st", "release", $tail, $($operands)*),
             Order::Relaxed | Order::Acquire => by_scope!($at, "st", "relaxed", $tail, $($operands)*),
         }
     };
@@ -91,7 +91,7 @@ macro_rules! atom {
             Order::Relaxed => by_scope!($at, "atom", "relaxed", $tail, $($operands)*),
             Order::Acquire => by_scope!($at, "atom", "acquire", $tail, $($operands)*),
             Order::Release => by_scope!($at, "atom", "release", $tail, $($operands)*),
-            Order::AcqRel => by_scope!($at, "atom", "acq_rel", $tail, $($operands)*),
+            Order::AcqRel | Order::SeqCst => by_scope!($at, "atom", "acq_rel", $tail, $($operands)*),
         }
     };
 }
@@ -130,6 +130,22 @@ impl Arch for Gpu {
         llvm::nctaid_x()
     }
 
+    /// PTX lets a register be wider than what is loaded into it or stored from it.
+    #[inline(always)]
+    unsafe fn load8(self, p: *const u8) -> u8 {
+        let v: u32;
+        unsafe {
+            asm!("ld.relaxed.sys.global.u8 {0}, [{1}];", out(reg32) v, in(reg64) p, options(nostack))
+        };
+        v as u8
+    }
+    #[inline(always)]
+    unsafe fn store8(self, p: *mut u8, v: u8) {
+        let v = u32::from(v);
+        unsafe {
+            asm!("st.relaxed.sys.global.u8 [{0}], {1};", in(reg64) p, in(reg32) v, options(nostack))
+        };
+    }
     #[inline(always)]
     unsafe fn load32(self, p: *const u32, at: At) -> u32 {
         let v: u32;
@@ -214,6 +230,7 @@ impl Arch for Gpu {
                 Order::Acquire => by_scope!(at, "fence", "acquire", ";", options(nostack)),
                 Order::Release => by_scope!(at, "fence", "release", ";", options(nostack)),
                 Order::AcqRel => by_scope!(at, "fence", "acq_rel", ";", options(nostack)),
+                Order::SeqCst => by_scope!(at, "fence", "sc", ";", options(nostack)),
             }
         }
     }

@@ -94,6 +94,11 @@ sites! {
     REPORT_STORE = Release Sys;
     /// Words of a payload.
     DATA = Relaxed Sys;
+    /// A kernel that the host may take its work from says that it has started, and only then looks whether that has happened: either it
+    /// sees so, or the host sees that it has started.
+    CLAIM_FENCE = SeqCst Sys;
+    /// A step of copies comes before the next, and before the answer that says that all are done.
+    STEP_FENCE = AcqRel Sys;
 }
 
 #[cfg(test)]

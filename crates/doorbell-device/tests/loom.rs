@@ -19,7 +19,7 @@ use doorbell_device::layout::{
 };
 use doorbell_device::scope::{Thread, sharing};
 use doorbell_device::{
-    Arch, Chunk, Deadline, Key, Local, Post, Qp, QpHandle, RecvQueue, Remote, Ticket, sites,
+    Arch, Chunk, Deadline, Key, Local, Post, Qp, QpHandle, RecvQueue, Remote, Ticket, claim, sites,
 };
 use doorbell_wire::cqe::{CqeTail, Kind};
 use doorbell_wire::{Ctrl, Qpn, db};
@@ -44,6 +44,8 @@ const DB: usize = 0x40_0000;
 const RQ: usize = 0x50_0000;
 const RQ_RECORD: usize = 0x60_0000;
 const RCQ: usize = 0x70_0000;
+const STARTED: usize = 0x80_0000;
+const CANCELLED: usize = 0x90_0000;
 const QPN: u32 = 0x1234;
 
 #[derive(Clone, Copy)]
@@ -55,6 +57,7 @@ fn rmw(o: Order) -> Ordering {
         Order::Acquire => Ordering::Acquire,
         Order::Release => Ordering::Release,
         Order::AcqRel => Ordering::AcqRel,
+        Order::SeqCst => Ordering::SeqCst,
     }
 }
 
@@ -109,6 +112,12 @@ impl Arch for Model {
     }
     fn blocks(self) -> u32 {
         1
+    }
+    unsafe fn load8(self, p: *const u8) -> u8 {
+        panic!("no scene moves bytes, this one from {p:?}")
+    }
+    unsafe fn store8(self, p: *mut u8, v: u8) {
+        panic!("no scene moves bytes, this one {v} to {p:?}")
     }
     unsafe fn load32(self, p: *const u32, at: At) -> u32 {
         self.0.half(p).load(on_load(self.0.order(at)))
@@ -281,6 +290,8 @@ impl World {
         for slot in 0..setup.depth as usize {
             words.insert(RING + slot * 64, AtomicU64::new(0));
         }
+        words.insert(STARTED, AtomicU64::new(0));
+        words.insert(CANCELLED, AtomicU64::new(0));
         let mut halves = HashMap::new();
         halves.insert(at + 56, AtomicU32::new(0));
         halves.insert(RECORD, AtomicU32::new(0));
@@ -541,9 +552,30 @@ fn two_post_receives(m: Option<u8>) {
     });
 }
 
+/// A launch that may be taken back: kernel and host each do the work, or not, and never both.
+fn a_launch_is_taken_back(m: Option<u8>) {
+    model(SOFT, m, |w| {
+        let kernel = thread::spawn(move || {
+            let (started, cancelled) = (STARTED as *mut u64, CANCELLED as *const u64);
+            if unsafe { claim(Model(w), started, cancelled) } {
+                w.data.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        w.words[&CANCELLED].store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let takes_over = w.words[&STARTED].load(Ordering::Relaxed) == 0;
+        kernel.join().expect("kernel");
+        let by_kernel = w.data.load(Ordering::Relaxed);
+        assert!(
+            by_kernel + u64::from(takes_over) <= 1,
+            "the work is done twice"
+        );
+    });
+}
+
 type Scene = (&'static str, fn(Option<u8>));
 
-const SCENES: [Scene; 8] = [
+const SCENES: [Scene; 9] = [
     ("two_ring", two_ring),
     (
         "one_leaves_the_ringing_to_the_other",
@@ -555,6 +587,7 @@ const SCENES: [Scene; 8] = [
     ("two_wait_for_one", two_wait_for_one),
     ("a_small_ring_turns", a_small_ring_turns),
     ("two_post_receives", two_post_receives),
+    ("a_launch_is_taken_back", a_launch_is_taken_back),
 ];
 
 #[test]

@@ -4,7 +4,7 @@ use crate::{latency, messages, proxy, rate, selftest};
 
 macro_rules! kernels {
     ($($(#[$doc:meta])* $name:ident($params:ty) = $body:path;)+) => {
-        #[cfg(all(target_arch = "nvptx64", not(feature = "device-functions")))]
+        #[cfg(all(target_arch = "nvptx64", not(any(feature = "device-functions", feature = "copies"))))]
         mod ptx {
             #[allow(unused_imports)]
             use super::*;
@@ -20,7 +20,7 @@ macro_rules! kernels {
 
         /// The kernels for host threads.
         #[cfg(not(target_arch = "nvptx64"))]
-        pub const HOST: &[doorbell_device::host::HostKernel] = &[$({
+        pub const HOST: &[doorbell_device::host::HostKernel] = &[COPIES, $({
             use doorbell_device::host::{HostKernel, HostThread};
             unsafe fn fast(t: &HostThread<1>, params: *const u8) {
                 // SAFETY: the launcher's promise: parameters as documented, aligned.
@@ -34,6 +34,34 @@ macro_rules! kernels {
         }),+];
     };
 }
+
+/// The copier's kernel, with its parameters as arguments: they come with the launch, and memory of the host is a microsecond away.
+#[cfg(all(target_arch = "nvptx64", feature = "copies"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn copies(job: *const crate::params::CopyJob, step: u64) {
+    // SAFETY: the launcher's promise: a job as documented.
+    unsafe { crate::copies::copies(doorbell_device::nvptx::Gpu, job, step) }
+}
+
+/// The same for host threads.
+#[cfg(not(target_arch = "nvptx64"))]
+const COPIES: doorbell_device::host::HostKernel = {
+    use crate::params::{CopyCall, CopyJob};
+    use doorbell_device::host::{HostKernel, HostThread};
+    unsafe fn on<const LANES: usize>(t: &HostThread<LANES>, params: *const u8) {
+        // SAFETY: the launcher's promise: parameters as documented, aligned.
+        unsafe {
+            let call = params.cast::<CopyCall>().read();
+            let job: *const CopyJob = core::ptr::with_exposed_provenance(call.job as usize);
+            crate::copies::copies(t, job, call.step);
+        }
+    }
+    HostKernel {
+        name: "copies",
+        fast: on::<1>,
+        warp: on::<32>,
+    }
+};
 
 use crate::params::{Echo, Forward, Hammer, Latency, Ping, Proxy, Rate, Raw};
 

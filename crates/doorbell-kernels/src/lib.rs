@@ -6,6 +6,7 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
+mod copies;
 mod entry;
 mod latency;
 mod messages;
@@ -21,6 +22,10 @@ mod panic;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use entry::HOST;
+
+/// The kernel `copies` as PTX, alone: whoever opens a GPU loads it, for its copier.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const COPIES_PTX: &str = include_str!("../ptx/doorbell_copies.ptx");
 
 /// The kernels as PTX, for sm_80 and later.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -36,11 +36,15 @@ fn every_kernel_is_in_the_ptx_and_on_the_host() {
     for kernel in doorbell_kernels::HOST {
         let entry = format!(".visible .entry {}(", kernel.name);
         assert!(
-            doorbell_kernels::PTX.contains(&entry),
+            modules().any(|ptx| ptx.contains(&entry)),
             "{} is not in the PTX",
             kernel.name
         );
     }
-    let entries = doorbell_kernels::PTX.matches(".visible .entry ").count();
-    assert_eq!(entries, doorbell_kernels::HOST.len());
+    let entries = modules().map(|ptx| ptx.matches(".visible .entry ").count());
+    assert_eq!(entries.sum::<usize>(), doorbell_kernels::HOST.len());
+}
+
+fn modules() -> impl Iterator<Item = &'static str> {
+    [doorbell_kernels::PTX, doorbell_kernels::COPIES_PTX].into_iter()
 }

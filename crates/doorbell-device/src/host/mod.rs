@@ -9,7 +9,7 @@ mod warp;
 
 use core::cell::Cell;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use std::vec::Vec;
@@ -178,6 +178,7 @@ const fn rmw(order: Order) -> Ordering {
         Order::Acquire => Ordering::Acquire,
         Order::Release => Ordering::Release,
         Order::AcqRel => Ordering::AcqRel,
+        Order::SeqCst => Ordering::SeqCst,
     }
 }
 
@@ -185,7 +186,7 @@ const fn rmw(order: Order) -> Ordering {
 const fn on_load(order: Order) -> Ordering {
     match order {
         Order::Relaxed | Order::Release => Ordering::Relaxed,
-        Order::Acquire | Order::AcqRel => Ordering::Acquire,
+        Order::Acquire | Order::AcqRel | Order::SeqCst => Ordering::Acquire,
     }
 }
 
@@ -193,7 +194,7 @@ const fn on_load(order: Order) -> Ordering {
 const fn on_store(order: Order) -> Ordering {
     match order {
         Order::Relaxed | Order::Acquire => Ordering::Relaxed,
-        Order::Release | Order::AcqRel => Ordering::Release,
+        Order::Release | Order::AcqRel | Order::SeqCst => Ordering::Release,
     }
 }
 
@@ -241,6 +242,14 @@ impl<const LANES: usize> Arch for &HostThread<LANES> {
         self.grid.blocks
     }
 
+    #[inline(always)]
+    unsafe fn load8(self, p: *const u8) -> u8 {
+        unsafe { AtomicU8::from_ptr(p.cast_mut()) }.load(Ordering::Relaxed)
+    }
+    #[inline(always)]
+    unsafe fn store8(self, p: *mut u8, v: u8) {
+        unsafe { AtomicU8::from_ptr(p) }.store(v, Ordering::Relaxed);
+    }
     #[inline(always)]
     unsafe fn load32(self, p: *const u32, at: At) -> u32 {
         unsafe { word32(p) }.load(on_load(at.order))

@@ -1,0 +1,236 @@
+//! Small copies, many at a time, in steps: what a copy engine does one by one in a microsecond each, threads do side by side.
+//!
+//! One block. The copies of a step are dealt out to groups of threads, as many threads a copy as its step says; between steps is a barrier, and a fence, so
+//! that what a step reads the one before has written, and whoever sees a step's bytes sees those of the steps before. Loads and stores go
+//! past the first-level cache, to what other kernels, CPUs and GPUs see. Nothing outside the ranges is touched, and what is aligned alike
+//! at both ends moves in words of up to 16 bytes: an aligned word of 4 or 8 bytes is read and written whole.
+
+use doorbell_device::{Arch, Chunk, claim, sites};
+
+use crate::params::{CopyJob, answer};
+
+/// A copy as a thread holds it.
+#[derive(Clone, Copy)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+}
+
+/// `copies`: does `job`, whose first step is `step`, unless the host takes it back first.
+///
+/// # Safety
+/// The job is as [`CopyJob`] says, and every range of its copies may be read and written by this GPU until it has answered.
+#[inline(always)]
+pub(crate) unsafe fn copies<A: Arch>(a: A, job: *const CopyJob, step: u64) {
+    // SAFETY: (whole body) the caller's promise; addresses of fields, no references to memory that others write.
+    unsafe {
+        let (me, threads) = (a.thread(), a.threads());
+        // The first descriptors are on their way while one thread asks.
+        let mut step = Step::of(step, threads);
+        let mut at = step.first(0, me);
+        let mut copy = load(a, job, at, step.end);
+        let mut granted = 0;
+        if me == 0 {
+            let started = (&raw const (*job).started).cast_mut().cast();
+            let cancelled = (&raw const (*job).cancelled).cast();
+            granted = u64::from(claim(a, started, cancelled));
+        }
+        let said: *mut u64 = (&raw const (*job).answer).cast_mut().cast();
+        if a.block_broadcast64(granted) == 0 {
+            if me == 0 {
+                a.store64(said, answer::DECLINED, sites::REPORT_STORE);
+            }
+            return;
+        }
+        let steps: *const u64 = (&raw const (*job).steps).cast();
+        let mut number = 0;
+        loop {
+            let next = if step.is_last {
+                0
+            } else {
+                a.load64(steps.add(number + 1), sites::DATA)
+            };
+            while at < step.end {
+                let behind = load(a, job, at + step.groups, step.end);
+                if me < step.groups * step.lanes {
+                    carry_out(a, copy, me % step.lanes, step.lanes);
+                }
+                copy = behind;
+                at += step.groups;
+            }
+            let (start, is_last) = (step.end, step.is_last);
+            if !is_last {
+                step = Step::of(next, threads);
+                at = step.first(start, me);
+                copy = load(a, job, at, step.end);
+            }
+            a.fence(sites::STEP_FENCE);
+            a.block_sync();
+            if is_last {
+                break;
+            }
+            number += 1;
+        }
+        if me == 0 {
+            a.store64(said, answer::DONE, sites::REPORT_STORE);
+        }
+    }
+}
+
+/// A step: copies up to `end`, `lanes` threads each, `groups` copies at a time.
+#[derive(Clone, Copy)]
+struct Step {
+    end: u32,
+    lanes: u32,
+    groups: u32,
+    is_last: bool,
+}
+
+impl Step {
+    #[inline(always)]
+    fn of(word: u64, threads: u32) -> Self {
+        let (end, lanes, is_last) = CopyJob::parse_step(word);
+        let lanes = lanes.clamp(1, threads);
+        Self {
+            end,
+            lanes,
+            groups: threads / lanes,
+            is_last,
+        }
+    }
+
+    /// The first copy of thread `me`, of those from `start` on.
+    #[inline(always)]
+    fn first(self, start: u32, me: u32) -> u32 {
+        start + me / self.lanes
+    }
+}
+
+/// Copy `at`, if there is one before `end`.
+///
+/// # Safety
+/// As for [`copies`].
+#[inline(always)]
+unsafe fn load<A: Arch>(a: A, job: *const CopyJob, at: u32, end: u32) -> Copy {
+    if at >= end {
+        let (dst, src, len) = (0, 0, 0);
+        return Copy { dst, src, len };
+    }
+    // SAFETY: the caller's promise; there are `end` copies.
+    unsafe {
+        let words: *const u64 = (&raw const (*job).copies)
+            .cast::<u64>()
+            .add(at as usize * 4);
+        let Chunk([dst, src]) = a.load_unit(words.cast());
+        let len = a.load64(words.add(2), sites::DATA);
+        Copy { dst, src, len }
+    }
+}
+
+/// The part of thread `rank` of `lanes`.
+///
+/// # Safety
+/// Both ranges may be read and written.
+#[inline(always)]
+unsafe fn carry_out<A: Arch>(a: A, copy: Copy, rank: u32, lanes: u32) {
+    /// Units that a thread has under way.
+    const AHEAD: u64 = 4;
+    let Copy { dst, src, len } = copy;
+    let (rank, lanes) = (u64::from(rank), u64::from(lanes));
+    // The largest power of two, up to 16, by which both ends are aligned alike. There are no loads of two bytes.
+    let alike = 1 << (dst ^ src | 16).trailing_zeros();
+    let width: u64 = if alike == 2 { 1 } else { alike };
+    let head = (dst.wrapping_neg() & (width - 1)).min(len);
+    let units = (len - head) / width;
+    let tail = head + units * width;
+    // SAFETY: (whole body) every access is inside the ranges and aligned: at both ends alike, and at the destination by construction.
+    unsafe {
+        if rank == 0 {
+            edge(a, copy, 0, head);
+        }
+        let (to, from) = (dst + head, src + head);
+        let mut i = rank;
+        match width {
+            16 => {
+                // Several loads, then their stores: their round trips overlap.
+                while i + (AHEAD - 1) * lanes < units {
+                    let unit = |k: u64| a.load_unit(pointer(from + (i + k * lanes) * 16));
+                    let four = [unit(0), unit(1), unit(2), unit(3)];
+                    let [u, v, w, x] = four;
+                    a.store_unit(pointer(to + i * 16), u);
+                    a.store_unit(pointer(to + (i + lanes) * 16), v);
+                    a.store_unit(pointer(to + (i + 2 * lanes) * 16), w);
+                    a.store_unit(pointer(to + (i + 3 * lanes) * 16), x);
+                    i += AHEAD * lanes;
+                }
+                while i < units {
+                    let unit = a.load_unit(pointer(from + i * 16));
+                    a.store_unit(pointer(to + i * 16), unit);
+                    i += lanes;
+                }
+            }
+            8 => {
+                while i < units {
+                    let word = a.load64(pointer(from + i * 8), sites::DATA);
+                    a.store64(pointer(to + i * 8), word, sites::DATA);
+                    i += lanes;
+                }
+            }
+            4 => {
+                while i < units {
+                    let word = a.load32(pointer(from + i * 4), sites::DATA);
+                    a.store32(pointer(to + i * 4), word, sites::DATA);
+                    i += lanes;
+                }
+            }
+            _ => {
+                while i < units {
+                    a.store8(pointer(to + i), a.load8(pointer(from + i)));
+                    i += lanes;
+                }
+            }
+        }
+        if rank == 0 {
+            edge(a, copy, tail, len);
+        }
+    }
+}
+
+/// What is left over at an end, fewer than 16 bytes: in words as wide as their place allows.
+///
+/// # Safety
+/// As for [`carry_out`]; both ends are aligned alike by more than is left over.
+#[inline(always)]
+unsafe fn edge<A: Arch>(a: A, copy: Copy, mut at: u64, end: u64) {
+    while at < end {
+        let (to, from) = (copy.dst + at, copy.src + at);
+        let fits = |width: u64| to & (width - 1) == 0 && at + width <= end;
+        // SAFETY: the caller's promise.
+        unsafe {
+            at += if fits(8) {
+                a.store64(
+                    pointer(to),
+                    a.load64(pointer(from), sites::DATA),
+                    sites::DATA,
+                );
+                8
+            } else if fits(4) {
+                a.store32(
+                    pointer(to),
+                    a.load32(pointer(from), sites::DATA),
+                    sites::DATA,
+                );
+                4
+            } else {
+                a.store8(pointer(to), a.load8(pointer(from)));
+                1
+            };
+        }
+    }
+}
+
+#[inline(always)]
+fn pointer<T>(addr: u64) -> *mut T {
+    core::ptr::with_exposed_provenance_mut(addr as usize)
+}

@@ -1,0 +1,268 @@
+//! The copier's kernel on host threads: bytes, bounds, the order of steps, and work that is taken back.
+//!
+//! The buffers lie between pages that nobody may touch, so that an access outside a range is the end of the test.
+#![cfg(not(miri))]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use doorbell_device::host::{Hooks, HostGrid};
+use doorbell_kernels::HOST;
+use doorbell_kernels::params::{COPIES, CopyCall, CopyJob, answer};
+
+/// Bytes between two pages that may not be touched.
+struct Fenced {
+    map: NonNull<u8>,
+    len: usize,
+}
+
+const PAGE: usize = 64 << 10;
+
+impl Fenced {
+    /// `len` bytes, whole pages.
+    fn new(len: usize) -> Self {
+        assert!(len.is_multiple_of(PAGE));
+        // SAFETY: a new mapping, of which the middle is made accessible.
+        unsafe {
+            let (flags, all) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, len + 2 * PAGE);
+            let map = libc::mmap(std::ptr::null_mut(), all, libc::PROT_NONE, flags, -1, 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            assert_eq!(libc::mprotect(map.byte_add(PAGE), len, access), 0);
+            let map = NonNull::new(map.cast()).unwrap();
+            Self { map, len }
+        }
+    }
+
+    fn start(&self) -> u64 {
+        // SAFETY: inside the mapping.
+        unsafe { self.map.add(PAGE) }.as_ptr().expose_provenance() as u64
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped, and no kernel runs while the slice is held.
+        unsafe { std::slice::from_raw_parts_mut(self.map.add(PAGE).as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.len + 2 * PAGE) };
+    }
+}
+
+fn job() -> Box<CopyJob> {
+    // SAFETY: atomics; zeroes are values of them.
+    unsafe { Box::<CopyJob>::new_zeroed().assume_init() }
+}
+
+/// Destination, source, bytes.
+type Op = (u64, u64, u64);
+
+/// Fills a job with steps; returns the first step's word.
+fn fill(job: &CopyJob, steps: &[&[Op]]) -> u64 {
+    job.reset();
+    let mut end = 0;
+    for (number, step) in steps.iter().enumerate() {
+        for &(dst, src, len) in *step {
+            job.set(end, dst, src, len);
+            end += 1;
+        }
+        let lanes = CopyJob::lanes_for(step.iter().map(|op| op.2).max().unwrap_or(0));
+        let word = CopyJob::step(end as u32, lanes, number + 1 == steps.len());
+        job.steps[number].store(word, Ordering::Relaxed);
+    }
+    job.steps[0].load(Ordering::Relaxed)
+}
+
+/// Runs the kernel with a block of `threads` threads of emulated warps, or of threads on their own.
+fn run<const LANES: usize>(job: &CopyJob, step: u64, threads: u32) {
+    let kernel = HOST.iter().find(|k| k.name == "copies").unwrap();
+    let grid = HostGrid::<LANES>::new(1, threads, Hooks::default());
+    let call = CopyCall {
+        job: std::ptr::from_ref(job).expose_provenance() as u64,
+        step,
+    };
+    std::thread::scope(|scope| {
+        for number in 0..threads {
+            let (grid, call) = (&grid, &call);
+            scope.spawn(move || {
+                let thread = grid.thread(0, number);
+                let params = std::ptr::from_ref(call).cast();
+                // SAFETY: a call as documented; the shape of the thread is the one that the function is for.
+                unsafe {
+                    match LANES {
+                        1 => (kernel.fast)(&*(&raw const thread).cast(), params),
+                        _ => (kernel.warp)(&*(&raw const thread).cast(), params),
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn pattern(bytes: &mut [u8]) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i * 31 + (i >> 8) * 7 + 1) as u8;
+    }
+}
+
+/// Copies each op to a destination that is filled with another byte, and looks at every byte of it.
+fn check(lens: &[u64], offsets: &[(u64, u64)], threads: u32) {
+    let (mut from, mut to) = (Fenced::new(4 * PAGE), Fenced::new(4 * PAGE));
+    pattern(from.bytes());
+    let job = job();
+    for &(dst, src) in offsets {
+        for lens in lens.chunks(COPIES) {
+            // Each place is a little larger than its copy; the first begins, and the last of sources and destinations ends, at a page that is not there.
+            let (mut ops, mut at) = (Vec::new(), 0);
+            let gap = |len: u64| (len + 33).next_multiple_of(16);
+            for &len in lens {
+                if at + gap(len) > 4 * PAGE as u64 {
+                    break;
+                }
+                ops.push((to.start() + at + dst, from.start() + at + src, len));
+                at += gap(len);
+            }
+            let ends = from.start() + 4 * PAGE as u64;
+            let last = ops.len() - 1;
+            let (moved, len) = (ops[last].1, ops[last].2);
+            ops[last].1 = ends - len - (16 - src) % 16;
+            assert!(ops[last].1 >= moved || last == 0);
+            to.bytes().fill(0xee);
+            let step = fill(&job, &[&ops]);
+            run::<1>(&job, step, threads);
+            assert_eq!(job.answer.load(Ordering::Acquire), answer::DONE);
+            let mut want = vec![0xee; 4 * PAGE];
+            for &(dst, src, len) in &ops {
+                let (dst, src) = ((dst - to.start()) as usize, (src - from.start()) as usize);
+                want[dst..dst + len as usize].copy_from_slice(&from.bytes()[src..][..len as usize]);
+            }
+            assert!(
+                to.bytes() == want,
+                "offsets {dst} and {src}, {threads} threads"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_length_and_offset_arrives_and_nothing_else_is_touched() {
+    let short: Vec<u64> = (0..=140).collect();
+    let all: Vec<(u64, u64)> = (0..16).flat_map(|d| (0..16).map(move |s| (d, s))).collect();
+    for threads in [1, 3] {
+        check(&short, &all, threads);
+    }
+    let long = [
+        255, 256, 257, 1000, 1024, 4095, 4096, 4097, 8191, 8192, 30_000,
+    ];
+    check(
+        &long,
+        &[(0, 0), (8, 0), (4, 12), (1, 0), (7, 7), (3, 2), (15, 1)],
+        8,
+    );
+}
+
+/// As a GPU has it: more threads than a copy takes, and warps that are one.
+#[test]
+fn a_block_of_warps_copies_the_same() {
+    let (mut from, mut to) = (Fenced::new(PAGE), Fenced::new(PAGE));
+    pattern(from.bytes());
+    let job = job();
+    for len in [8, 100, 1024, 5000] {
+        to.bytes().fill(0);
+        let ops: Vec<Op> = (0..10)
+            .map(|i| (to.start() + i * 6000, from.start() + i * 6000, len))
+            .collect();
+        let step = fill(&job, &[&ops]);
+        run::<32>(&job, step, 64);
+        for i in 0..10 {
+            let (at, len) = (i * 6000, len as usize);
+            assert!(to.bytes()[at..at + len] == from.bytes()[at..at + len]);
+            assert!(to.bytes()[at + len..at + 6000].iter().all(|&b| b == 0));
+        }
+    }
+}
+
+/// A word passed on from place to place, a step each; and steps of several, each of which reads what others wrote.
+#[test]
+fn steps_follow_each_other() {
+    let mut memory = Fenced::new(PAGE);
+    let start = memory.start();
+    let job = job();
+    memory.bytes()[..8].copy_from_slice(&77u64.to_le_bytes());
+    let chain: Vec<[Op; 1]> = (0..COPIES as u64)
+        .map(|i| [(start + (i + 1) * 8, start + i * 8, 8)])
+        .collect();
+    let steps: Vec<&[Op]> = chain.iter().map(|s| &s[..]).collect();
+    let step = fill(&job, &steps);
+    run::<1>(&job, step, 4);
+    let last = &memory.bytes()[COPIES * 8..][..8];
+    assert_eq!(last, 77u64.to_le_bytes());
+
+    // Eight rows of eight words; each row is the one above turned by one place.
+    let place = |row: u64, column: u64| start + (row * 8 + column % 8) * 8;
+    pattern(&mut memory.bytes()[..64]);
+    let rows: Vec<Vec<Op>> = (0..30)
+        .map(|row| {
+            let turned = |column| (place(row + 1, column + 1), place(row, column), 8);
+            (0..8).map(turned).collect()
+        })
+        .collect();
+    let steps: Vec<&[Op]> = rows.iter().map(|s| &s[..]).collect();
+    let step = fill(&job, &steps);
+    for threads in [1, 2, 5] {
+        memory.bytes()[64..].fill(0);
+        run::<1>(&job, step, threads);
+        for row in 1..=30usize {
+            for column in 0..8 {
+                let (from, to) = (column * 8, (row * 8 + (column + row) % 8) * 8);
+                let bytes = memory.bytes();
+                assert_eq!(bytes[from..from + 8], bytes[to..to + 8], "row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_that_was_taken_back_is_declined_and_not_begun() {
+    let mut memory = Fenced::new(PAGE);
+    let start = memory.start();
+    pattern(memory.bytes());
+    let before = memory.bytes().to_vec();
+    let job = job();
+    let step = fill(&job, &[&[(start, start + 1000, 500)]]);
+    job.cancelled.store(1, Ordering::Relaxed);
+    run::<1>(&job, step, 4);
+    assert_eq!(job.answer.load(Ordering::Acquire), answer::DECLINED);
+    assert_eq!(job.started.load(Ordering::Relaxed), 1);
+    assert!(memory.bytes() == before);
+}
+
+/// Taken back at whatever moment: either the host saw it start and it answers, or it is not begun.
+#[test]
+fn kernel_and_host_never_both_do_the_work() {
+    let mut memory = Fenced::new(PAGE);
+    let start = memory.start();
+    let job = job();
+    let (mut taken, mut done) = (0, 0);
+    for round in 0..2000u64 {
+        memory.bytes()[..8].copy_from_slice(&(round + 1).to_le_bytes());
+        let step = fill(&job, &[&[(start + 4096, start, 8)]]);
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(|| run::<1>(&job, step, 1));
+            (0..round % 400 * 20).for_each(|_| std::hint::spin_loop());
+            job.cancelled.store(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            job.started.load(Ordering::Relaxed)
+        });
+        let copied = memory.bytes()[4096..4104] == (round + 1).to_le_bytes();
+        let said = job.answer.load(Ordering::Acquire);
+        assert_eq!(copied, said == answer::DONE, "round {round}");
+        assert!(seen == 1 || !copied, "round {round}: done twice");
+        taken += u64::from(seen == 0);
+        done += u64::from(copied);
+    }
+    println!("{taken} taken back, {done} done");
+}
