@@ -32,9 +32,10 @@ impl From<doorbell::Error> for Failure {
 
 fn of_gpu(error: &GpuError) -> Status {
     match error {
-        GpuError::BadSelection(_) | GpuError::BadDims { .. } | GpuError::ParamsTooLarge { .. } => {
-            Status::Invalid
-        }
+        GpuError::BadSelection(_)
+        | GpuError::BadSetting { .. }
+        | GpuError::BadDims { .. }
+        | GpuError::ParamsTooLarge { .. } => Status::Invalid,
         GpuError::NoDriver { .. }
         | GpuError::MissingSymbol { .. }
         | GpuError::NoSuchDevice { .. } => Status::NoGpu,

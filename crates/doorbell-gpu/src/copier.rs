@@ -1,4 +1,4 @@
-//! Copies to and from GPU memory by the copy engine, while kernels run.
+//! Copies to and from GPU memory, by the copy engine or many small ones by a kernel, while kernels run.
 //!
 //! For an HCA whose payloads are in GPU memory: submit a batch, poll its ticket. Nothing here blocks.
 
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Result;
-use crate::cuda::CudaGpu;
+use crate::cuda::{CudaGpu, How};
 
 /// One copy. Either side is GPU memory or host memory registered with CUDA; addresses are those that kernels use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,16 +31,22 @@ pub struct CopierStats {
     pub via_host: u64,
     /// What went to the driver at once, with one event behind it: up to 256 copies of a ticket, in one or several steps.
     pub batches: u64,
+    /// Launches of a kernel, for up to 256 copies of a ticket each.
+    pub kernel_batches: u64,
+    /// Copies given to it.
+    pub kernel_copies: u64,
+    /// Launches that had not started in time, and whose copies the copy engine made.
+    pub taken_back: u64,
 }
 
-/// The copy engine of a CUDA GPU. All clones share one stream and its order.
+/// The copy engine of a CUDA GPU, and a kernel for small copies. All clones share one order.
 ///
 /// # What can make copies wait for a kernel
 ///
 /// Copies run beside kernels except for hazards of the driver, seen on real devices: a copy within one GPU needs a
 /// multiprocessor (refused, or sent [via host memory](Copier::submit_via_host)); with more than 8 streams in the process
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) channels are shared, and a copy may be behind the kernel that waits for it (this crate uses
-/// six); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
+/// seven); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
 /// kernels end. None of them can be prevented in other people's code, so a copy that has not ended for
 /// [10 seconds](Copier::set_stall_limit) (the HCA asks for 2) is reported by [`Copier::poll`], with its likely cause.
 ///
@@ -51,14 +57,16 @@ pub struct CopierStats {
 /// bench/results/2026-11-30-h200/tests.txt) a copy of 8 bytes took 6.6 us beside a kernel that fills the GPU and polls its own memory, 41 us beside 16
 /// blocks that poll one host word, 136 us beside 64.
 ///
-/// And small batches: copies of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6.
+/// And small copies: those of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6. That is
+/// what [`Copier::submit_in_steps`] has a kernel for, which moves 256 in the time of a few; it is not used while kernels leave it no room, and
+/// `DOORBELL_GPU_COPIES=engine` turns it off.
 #[derive(Clone)]
 pub struct Copier {
     pub(crate) gpu: Arc<CudaGpu>,
 }
 
 impl Copier {
-    /// Submits copies and returns their ticket, from 1 up. Copies of one call run in any order; calls run one after another.
+    /// Submits copies to the copy engine and returns their ticket, from 1 up. Copies of one call run in any order; calls run one after another.
     /// An error means that nothing of the call was submitted.
     ///
     /// # Safety
@@ -66,7 +74,7 @@ impl Copier {
     /// run. Whatever else touches those bytes meanwhile does so by atomics or in agreement.
     pub unsafe fn submit(&self, ops: &[CopyOp]) -> Result<u64> {
         // SAFETY: passed on.
-        unsafe { self.gpu.copier().submit(ops, &[], false) }
+        unsafe { self.gpu.copier().submit(ops, &[], How::Engine) }
     }
 
     /// As [`Copier::submit`]; copies within one GPU go through pinned host memory, twice over PCIe, instead of being refused.
@@ -75,17 +83,18 @@ impl Copier {
     /// As for [`Copier::submit`].
     pub unsafe fn submit_via_host(&self, ops: &[CopyOp]) -> Result<u64> {
         // SAFETY: passed on.
-        unsafe { self.gpu.copier().submit(ops, &[], true) }
+        unsafe { self.gpu.copier().submit(ops, &[], How::ViaHost) }
     }
 
-    /// As [`Copier::submit_via_host`], in steps: `steps` are indexes into `ops`, ascending, at each of which a step begins that runs after all
+    /// Submits copies to be made as is quickest: many small ones, and small ones within one GPU, by a kernel, all others as
+    /// [`Copier::submit_via_host`] has it. And in steps: `steps` are indexes into `ops`, ascending, at each of which a step begins that runs after all
     /// copies before it. Many small copies that follow each other are one ticket and one event so, instead of one each.
     ///
     /// # Safety
     /// As for [`Copier::submit`].
     pub unsafe fn submit_in_steps(&self, ops: &[CopyOp], steps: &[usize]) -> Result<u64> {
         // SAFETY: passed on.
-        unsafe { self.gpu.copier().submit(ops, steps, true) }
+        unsafe { self.gpu.copier().submit(ops, steps, How::Any) }
     }
 
     /// Has the ticket ended? Then its bytes are visible to kernels and to the CPU. Errors: the driver refused the copy (told

@@ -13,6 +13,17 @@ pub enum GpuError {
     #[error("GPU selection `{0}` is not understood: use auto, host, cuda or cuda:N")]
     BadSelection(String),
 
+    /// A variable of the environment has a value that is none of those known.
+    #[error("{name}={value} is not understood: use one of {known}, or unset it")]
+    BadSetting {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The values that are understood.
+        known: &'static str,
+    },
+
     /// The CUDA driver library could not be loaded.
     #[error(
         "cannot load the CUDA driver library {path}: {detail}; install the NVIDIA driver, or select the host GPU (host)"

@@ -229,7 +229,7 @@ impl Gpu {
             (Engine::Cuda(cuda), Export::CudaIpc { handle, len }) => Ok(Buffer::cuda(
                 cuda,
                 MemKind::Device,
-                cuda.import_ipc(*handle)?,
+                cuda.import_ipc(*handle, *len)?,
                 *len,
             )),
             (Engine::Cuda(cuda), Export::Fd { fd, len }) => Ok(Buffer::cuda(

@@ -87,6 +87,8 @@ pub struct Capabilities {
     pub dma_buf: bool,
     /// Copies are submitted in batches (`cuMemcpyBatchAsync`, CUDA 12.8).
     pub batch_copy: bool,
+    /// Many small copies are carried out by a kernel ([`crate::Copier::submit_in_steps`]).
+    pub kernel_copies: bool,
     /// GPU atomics on host memory are atomic with the CPU's (not so over PCIe).
     pub host_native_atomics: bool,
 }

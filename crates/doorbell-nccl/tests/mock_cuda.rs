@@ -71,7 +71,7 @@ impl Driver {
         Pages::foreign(at, len)
     }
 
-    /// What has been handed to copy engines so far: launches, and copies in them.
+    /// What has been handed to copy engines, and to the copiers' kernels, so far: launches, and copies in them.
     fn launches(&self) -> (u64, u64) {
         // SAFETY: the function's type in the source.
         unsafe {
@@ -81,7 +81,11 @@ impl Driver {
             let get = get.expect("a function");
             let count = |name: &CStr| get(name.as_ptr());
             let (copies, batches) = (count(c"copies"), count(c"batches"));
-            (copies - count(c"batched_copies") + batches, copies)
+            let engines = copies - count(c"batched_copies") + batches;
+            (
+                engines + count(c"launches"),
+                copies + count(c"kernel_copies"),
+            )
         }
     }
 

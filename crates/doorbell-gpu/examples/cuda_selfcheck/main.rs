@@ -9,6 +9,7 @@ mod launches;
 mod memory;
 mod process;
 mod raw;
+mod small;
 
 use std::process::exit;
 use std::sync::{Arc, Mutex};
@@ -35,6 +36,10 @@ const CHECKS: &[Check] = &[
     ("copy-within-gpu", copies::within_the_gpu),
     ("free-beside-kernel", copies::free_beside_a_kernel),
     ("copy-rates", copies::rates),
+    ("small-copies", small::bytes),
+    ("small-copies-steps", small::steps),
+    ("small-copies-beside-kernels", small::beside_kernels),
+    ("small-copies-rates", small::rates),
     ("blocking-calls", coexist::blocking_calls),
     ("context", coexist::context),
     ("capture", coexist::capture),

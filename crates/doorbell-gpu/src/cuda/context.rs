@@ -117,6 +117,11 @@ impl Drop for Current<'_> {
 }
 
 impl Current<'_> {
+    /// The context's device.
+    pub(crate) fn device(&self) -> CuDevice {
+        self.context.device
+    }
+
     /// A stream that never synchronises with the legacy default stream; the lower `priority`, the sooner it runs.
     pub(crate) fn new_stream(&self, priority: i32) -> Result<CuStream> {
         let mut stream = CuStream::NULL;

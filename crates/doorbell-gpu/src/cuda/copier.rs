@@ -2,17 +2,22 @@
 //!
 //! One stream of the best priority, made before any kernel runs; batches where the driver has them; an event a batch.
 //! What would block is kept back in a queue of our own, so that `submit` and `poll` return at once.
+//!
+//! Many small copies go to a kernel instead ([`Lane`]). One of the two ways is in use at a time: what is to go the other waits in the queue
+//! until everything under way has ended, so that the order of tickets never depends on two streams.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::context::{Context, Current};
+use super::engine::Engine;
+use super::lane::{Ended, Lane};
 use super::memory::Memory;
+use super::policy::Policy;
 use super::ranges::{Place, Ranges};
-use super::segment::{Plan, Segment};
+use super::segment::{Plan, Segment, Way};
 use super::types::*;
 use crate::copier::{CopierStats, CopyOp};
 use crate::wait::{Deadline, poll_until};
@@ -24,21 +29,31 @@ const IN_DRIVER: usize = 512;
 /// Bytes of pinned memory through which copies within one GPU go.
 pub(super) const BOUNCE: usize = 4 << 20;
 
-/// How batches are given to the driver.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Batching {
-    /// One `cuMemcpyAsync` a copy.
-    Loop,
-    /// CUDA 12.8's call.
-    V1,
-    /// CUDA 13.0's.
-    V2,
+/// What a kernel is better at, from what was measured on H200s: a launch takes 11 to 13 us whatever it copies, and the engine 7 us and 1 to
+/// 2.5 us for each copy after the first. One block moves some 16 KiB a round trip to memory, so bulk is the engine's.
+mod small {
+    /// From so many copies on.
+    pub(super) const COUNT: usize = 4;
+    /// Up to so many bytes in all.
+    pub(super) const BYTES: u64 = 256 << 10;
+    /// Up to so many bytes a copy, on average.
+    pub(super) const MEAN: u64 = 8 << 10;
+}
+
+/// How a caller wants copies done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// By the copy engine, which cannot copy within one GPU.
+    Engine,
+    /// By the copy engine; within one GPU through host memory.
+    ViaHost,
+    /// As is quickest.
+    Any,
 }
 
 /// The copier of one GPU.
 pub(crate) struct CudaCopier {
     context: Arc<Context>,
-    stream: CuStream,
     bounce: Memory,
     born: Instant,
     stall_after_ns: AtomicU64,
@@ -48,14 +63,18 @@ pub(crate) struct CudaCopier {
     any_failed: AtomicBool,
     /// When the holder of the lock went into the driver (nanoseconds since `born`, 0: it is not there).
     in_driver_since: AtomicU64,
+    policy: Policy,
     state: Mutex<State>,
 }
 
 struct State {
-    batching: Batching,
+    lane: Option<Lane>,
+    engine: Engine,
     next: u64,
     ranges: Ranges,
     plan: Plan,
+    /// Of the ticket that is being planned: the copies with both ends in one GPU.
+    within: Vec<bool>,
     queue: VecDeque<Segment>,
     flying: VecDeque<Flying>,
     flying_ops: usize,
@@ -77,26 +96,27 @@ struct Flying {
 }
 
 impl CudaCopier {
-    pub(crate) fn new(context: &Arc<Context>, current: &Current<'_>) -> Result<Self> {
-        let batching = match (current.cuMemcpyBatchAsync_v2, current.cuMemcpyBatchAsync) {
-            (Some(_), _) => Batching::V2,
-            (None, Some(_)) => Batching::V1,
-            (None, None) => Batching::Loop,
-        };
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        current: &Current<'_>,
+        policy: Policy,
+    ) -> Result<Self> {
         Ok(Self {
             context: Arc::clone(context),
-            stream: current.new_stream(current.best_priority())?,
             bounce: Memory::pinned(context, BOUNCE)?,
             born: Instant::now(),
             stall_after_ns: AtomicU64::new(10_000_000_000),
             done: AtomicU64::new(0),
             any_failed: AtomicBool::new(false),
             in_driver_since: AtomicU64::new(0),
+            policy,
             state: Mutex::new(State {
-                batching,
+                lane: None,
+                engine: Engine::new(current)?,
                 next: 1,
                 ranges: Ranges::default(),
                 plan: Plan::default(),
+                within: Vec::new(),
                 queue: VecDeque::new(),
                 flying: VecDeque::new(),
                 flying_ops: 0,
@@ -127,13 +147,31 @@ impl CudaCopier {
         self.lock().ranges.clear();
     }
 
+    /// Loads the kernel for small copies, if it is wanted. An error: there will be none.
+    pub(crate) fn open_lane(&self, current: &Current<'_>) -> Result<()> {
+        if self.policy != Policy::Engine {
+            self.lock().lane = Some(Lane::new(&self.context, current)?);
+        }
+        Ok(())
+    }
+
+    /// Another process's memory was opened for this GPU's kernels.
+    pub(crate) fn opened(&self, start: u64, len: u64) {
+        self.lock().ranges.opened(start, len);
+    }
+
+    /// It is closed.
+    pub(crate) fn closed(&self, start: u64) {
+        self.lock().ranges.closed(start);
+    }
+
     pub(crate) fn set_stall_limit(&self, limit: Duration) {
         let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         self.stall_after_ns.store(ns, Ordering::Relaxed);
     }
 
     pub(crate) fn batched(&self) -> bool {
-        self.lock().batching != Batching::Loop
+        self.lock().engine.is_batched()
     }
 
     pub(crate) fn stats(&self) -> CopierStats {
@@ -142,41 +180,32 @@ impl CudaCopier {
 
     /// # Safety
     /// As for [`crate::Copier::submit`].
-    pub(crate) unsafe fn submit(
-        &self,
-        ops: &[CopyOp],
-        steps: &[usize],
-        via_host: bool,
-    ) -> Result<u64> {
+    pub(crate) unsafe fn submit(&self, ops: &[CopyOp], steps: &[usize], how: How) -> Result<u64> {
         let mut state = self.lock();
         let current = self.context.enter()?;
         if let Some(code) = state.lost {
             return Err(lost(&current, code));
         }
+        let now = Instant::now();
+        // Checked whole before anything is planned.
+        let way = self.look(&mut state, &current, ops, how, now)?;
         let State {
-            ranges,
+            within,
             plan,
             queue,
             next,
             ..
         } = &mut *state;
-        plan.clear();
-        let (ticket, now, already) = (*next, Instant::now(), queue.len());
+        plan.begin(way);
+        let ticket = *next;
         let mut steps = steps.iter().peekable();
-        for (i, op) in ops.iter().enumerate() {
+        for (i, (op, &within)) in ops.iter().zip(&*within).enumerate() {
             if steps.next_if(|&&step| step == i).is_some() {
                 plan.step(ticket, now, queue);
             }
-            // Checked whole before anything goes to the driver.
-            let planned = ranges
-                .place(&current, op.src, op.len)
-                .and_then(|src| Ok((src, ranges.place(&current, op.dst, op.len)?)))
-                .and_then(|places| self.plan(plan, op, places, via_host));
-            if let Err(error) = planned {
-                for segment in queue.drain(already..) {
-                    plan.recycle(segment);
-                }
-                return Err(error);
+            match within && way == Way::Engine {
+                true => plan.bounced(op, self.bounce.addr()),
+                false => plan.direct(op),
             }
         }
         plan.finish(ticket, now, queue);
@@ -189,32 +218,56 @@ impl CudaCopier {
         Ok(ticket)
     }
 
-    /// Says which way a copy goes.
-    fn plan(
+    /// Looks at where the copies of a ticket go, and says who carries them out: all of them one way.
+    fn look(
         &self,
-        plan: &mut Plan,
-        op: &CopyOp,
-        places: (Place, Place),
-        via_host: bool,
-    ) -> Result<()> {
-        match places {
-            (Place::Device(a), Place::Device(b)) if a == b => {
-                if !via_host {
-                    let CopyOp { dst, src, len } = *op;
-                    return Err(GpuError::SameGpuCopy { src, dst, len });
-                }
-                plan.bounced(op, self.bounce.addr());
+        state: &mut State,
+        current: &Current<'_>,
+        ops: &[CopyOp],
+        how: How,
+        now: Instant,
+    ) -> Result<Way> {
+        let State {
+            within,
+            ranges,
+            lane,
+            ..
+        } = state;
+        within.clear();
+        let (mut bytes, mut apart) = (0u64, true);
+        for op in ops {
+            let src = ranges.place(current, op.src, op.len)?;
+            let dst = ranges.place(current, op.dst, op.len)?;
+            let same = src == dst && src != Place::Host;
+            if same && how == How::Engine {
+                let CopyOp { dst, src, len } = *op;
+                return Err(GpuError::SameGpuCopy { src, dst, len });
             }
-            (Place::Host, Place::Host) => {
+            if src == Place::Host && dst == Place::Host {
                 return Err(GpuError::Unsupported {
                     what: "a copy from host memory to host memory",
                     device: "the copy engine".to_owned(),
                     remedy: "the CPU does that faster, and CUDA would do it with a thread of its own",
                 });
             }
-            _ => plan.direct(op),
+            within.push(same);
+            bytes = bytes.saturating_add(op.len);
+            // A kernel writes as it reads; by way of host memory all is read first.
+            apart &= op.src.abs_diff(op.dst) >= op.len;
         }
-        Ok(())
+        let many = ops.len() >= small::COUNT && bytes <= small::MEAN * ops.len() as u64;
+        let wanted = how == How::Any
+            && (many || within.contains(&true) || self.policy == Policy::Kernel)
+            && (1..=small::BYTES).contains(&bytes)
+            && apart;
+        let reached = |op: &CopyOp| {
+            op.len == 0
+                || ranges.is_reached(current, op.src, op.len)
+                    && ranges.is_reached(current, op.dst, op.len)
+        };
+        let by_kernel =
+            wanted && lane.as_mut().is_some_and(|lane| lane.is_on(now)) && ops.iter().all(reached);
+        Ok(if by_kernel { Way::Kernel } else { Way::Engine })
     }
 
     /// Gives the driver as much of the queue as it takes without blocking.
@@ -224,17 +277,31 @@ impl CudaCopier {
             if !(room || state.flying.is_empty()) {
                 return;
             }
+            let other_way = match front.way {
+                Way::Engine => state.lane.as_ref().is_some_and(Lane::is_busy),
+                Way::Kernel => !state.flying.is_empty(),
+            };
+            if other_way {
+                return;
+            }
             let Some(segment) = state.queue.pop_front() else {
                 return;
             };
+            if segment.way == Way::Kernel {
+                match self.launch(state, current, segment) {
+                    true => continue,
+                    false => return,
+                }
+            }
             let event = match state.events.pop() {
                 Some(event) => Ok(event),
                 None => current.new_event(EVENT_DISABLE_TIMING),
             };
             let (event, failed) = match event {
                 Ok(event) => {
-                    let issued = self.issue(state, current, &segment);
-                    let recorded = current.record(event, self.stream);
+                    state.stats.batches += 1;
+                    let issued = state.engine.issue(current, &segment);
+                    let recorded = current.record(event, state.engine.stream);
                     (Some(event), issued.and(recorded).err())
                 }
                 // Without an event its end would not be seen, so nothing of it goes to the driver.
@@ -262,6 +329,52 @@ impl CudaCopier {
         }
     }
 
+    /// Launches the kernel for a piece, or turns it into pieces for the engine; `false`: there is no room, and it waits.
+    fn launch(&self, state: &mut State, current: &Current<'_>, segment: Segment) -> bool {
+        let now = Instant::now();
+        let is_on = state.lane.as_mut().is_some_and(|lane| lane.is_on(now));
+        let Some(lane) = state.lane.as_mut().filter(|_| is_on) else {
+            self.convert(state, current, segment);
+            return true;
+        };
+        if !lane.has_room() {
+            state.queue.push_front(segment);
+            return false;
+        }
+        let copies = segment.len() as u64;
+        // SAFETY: this GPU's kernels are known to reach the ranges, and the submitter promised them until the ticket has ended.
+        match unsafe { lane.launch(current, segment, now) } {
+            Ok(()) => {
+                state.stats.kernel_batches += 1;
+                state.stats.kernel_copies += copies;
+            }
+            Err(refused) => {
+                let (segment, error) = *refused;
+                // The engine reports a context that is lost; anything else is no reason to fail copies that it can do.
+                tracing::warn!(%error, "small copies are left to the copy engine from now on");
+                self.convert(state, current, segment);
+            }
+        }
+        true
+    }
+
+    /// Turns a piece for a kernel into pieces for the engine, at the front of the queue.
+    fn convert(&self, state: &mut State, current: &Current<'_>, segment: Segment) {
+        let State {
+            plan,
+            ranges,
+            queue,
+            ..
+        } = state;
+        let within = |op: &CopyOp| {
+            let mut place = |addr| ranges.place(current, addr, op.len).ok();
+            let src = place(op.src);
+            matches!(src, Some(Place::Device(_))) && src == place(op.dst)
+        };
+        plan.convert(segment, self.bounce.addr(), within, queue);
+        state.stats.via_host += plan.bounced_ops();
+    }
+
     fn fail(&self, state: &mut State, ticket: u64, error: GpuError) {
         if state.failed.len() >= 1024 {
             // Nobody asks about them.
@@ -271,106 +384,9 @@ impl CudaCopier {
         self.any_failed.store(true, Ordering::Release);
     }
 
-    fn issue(&self, state: &mut State, current: &Current<'_>, segment: &Segment) -> Result<()> {
-        state.stats.batches += 1;
-        for step in segment.steps() {
-            self.issue_step(&mut state.batching, current, segment, step)?;
-        }
-        Ok(())
-    }
-
-    fn issue_step(
-        &self,
-        batching: &mut Batching,
-        current: &Current<'_>,
-        segment: &Segment,
-        step: Range<usize>,
-    ) -> Result<()> {
-        // A lone copy is cheaper as itself.
-        if step.len() > 1 && *batching != Batching::Loop {
-            // CUDA_ERROR_NOT_SUPPORTED: the function is there, the device or its driver model lacks it.
-            const NOT_SUPPORTED: CuResult = 801;
-            match self.batch(*batching, current, segment, step.clone()) {
-                NOT_SUPPORTED => *batching = Batching::Loop,
-                code => {
-                    return current.check("cuMemcpyBatchAsync", code, || {
-                        format!("{} copies of batch {}", step.len(), segment.ticket)
-                    });
-                }
-            }
-        }
-        for i in step {
-            let (dst, src, len) = (segment.dst[i], segment.src[i], segment.size[i]);
-            // SAFETY: the submitter promised both ranges until the ticket has ended.
-            unsafe { current.copy(dst, src, len, self.stream) }?;
-        }
-        Ok(())
-    }
-
-    fn batch(
-        &self,
-        how: Batching,
-        current: &Current<'_>,
-        segment: &Segment,
-        step: Range<usize>,
-    ) -> CuResult {
-        let mut attributes = CuMemcpyAttributes {
-            src_access_order: SRC_ORDER_STREAM,
-            flags: COPY_OVERLAP_COMPUTE,
-            ..CuMemcpyAttributes::default()
-        };
-        // One set of attributes, from the first copy on.
-        let mut first = 0usize;
-        let n = step.len();
-        let (dst, src, size) = (
-            segment.dst[step.clone()].as_ptr(),
-            segment.src[step.clone()].as_ptr(),
-            segment.size[step].as_ptr(),
-        );
-        match (
-            how,
-            current.cuMemcpyBatchAsync_v2,
-            current.cuMemcpyBatchAsync,
-        ) {
-            (Batching::V2, Some(call), _) => {
-                // SAFETY: three arrays of `n`, read before the call returns; the ranges are the submitter's promise.
-                unsafe {
-                    call(
-                        dst,
-                        src,
-                        size,
-                        n,
-                        &mut attributes,
-                        &mut first,
-                        1,
-                        self.stream,
-                    )
-                }
-            }
-            (_, _, Some(call)) => {
-                let mut failed = usize::MAX;
-                let (dst, src, size) = (dst.cast_mut(), src.cast_mut(), size.cast_mut());
-                // SAFETY: as above; this form takes them as mutable and only reads them.
-                unsafe {
-                    call(
-                        dst,
-                        src,
-                        size,
-                        n,
-                        &mut attributes,
-                        &mut first,
-                        1,
-                        &mut failed,
-                        self.stream,
-                    )
-                }
-            }
-            _ => ERROR_NOT_FOUND,
-        }
-    }
-
     /// Notes what has ended.
     fn retire(&self, state: &mut State, current: &Current<'_>) {
+        self.retire_launches(state, current);
         while let Some(front) = state.flying.front() {
             let passed = match front.event {
                 Some(event) => current.passed(event, String::new),
@@ -392,6 +408,32 @@ impl CudaCopier {
             state.events.extend(ended.event);
             if ended.last {
                 self.done.store(ended.ticket, Ordering::Release);
+            }
+        }
+    }
+
+    fn retire_launches(&self, state: &mut State, current: &Current<'_>) {
+        while let Some(lane) = state.lane.as_mut().filter(|lane| lane.is_busy()) {
+            match lane.poll(current, Instant::now()) {
+                Ok(None) => return,
+                Ok(Some(Ended::Done(segment))) => {
+                    if segment.last {
+                        self.done.store(segment.ticket, Ordering::Release);
+                    }
+                    state.plan.recycle(segment);
+                }
+                Ok(Some(Ended::TakenBack(segments))) => {
+                    state.stats.taken_back += segments.len() as u64;
+                    for segment in segments.into_iter().rev() {
+                        self.convert(state, current, segment);
+                    }
+                }
+                Err(error) => {
+                    if let GpuError::Driver { code, .. } = error {
+                        state.lost = Some(code);
+                    }
+                    return;
+                }
             }
         }
     }
@@ -432,8 +474,8 @@ impl CudaCopier {
                 newest: state.next - 1,
             });
         }
-        if let Some(oldest) = state.flying.front() {
-            self.check_stall(oldest.ticket, oldest.born.elapsed())?;
+        if let Some((ticket, born)) = state.oldest() {
+            self.check_stall(ticket, born.elapsed())?;
         }
         Ok(false)
     }
@@ -468,9 +510,9 @@ impl CudaCopier {
 
     pub(crate) fn oldest(&self) -> Option<(u64, Duration)> {
         let state = self.lock();
-        let flying = state.flying.front().map(|f| (f.ticket, f.born));
         let queued = || state.queue.front().map(|s| (s.ticket, s.born));
-        flying
+        state
+            .oldest()
             .or_else(queued)
             .map(|(ticket, born)| (ticket, born.elapsed()))
     }
@@ -506,9 +548,17 @@ impl CudaCopier {
         {
             current.destroy_event(event);
         }
-        current.destroy_stream(self.stream);
+        current.destroy_stream(state.engine.stream);
         self.bounce.free(current);
-        true
+        state.lane.is_none_or(|lane| lane.destroy(current, timeout))
+    }
+}
+
+impl State {
+    /// The oldest ticket under way, and since when.
+    fn oldest(&self) -> Option<(u64, Instant)> {
+        let engine = self.flying.front().map(|f| (f.ticket, f.born));
+        engine.or_else(|| self.lane.as_ref()?.oldest())
     }
 }
 

@@ -128,6 +128,7 @@ pub(crate) fn describe(driver: &Driver, device: CuDevice, ordinal: u32) -> Resul
             dma_buf: get(attribute::DMA_BUF_SUPPORTED) != 0,
             batch_copy: driver.cuMemcpyBatchAsync_v2.is_some()
                 || driver.cuMemcpyBatchAsync.is_some(),
+            kernel_copies: false,
             host_native_atomics: get(attribute::HOST_NATIVE_ATOMIC_SUPPORTED) != 0,
         },
         notes,

@@ -125,6 +125,8 @@ table! {
         fn cuMemRetainAllocationHandle(*mut CuMemHandle, *mut c_void);
         // CUDA 11.7: a dma-buf of device memory.
         fn cuMemGetHandleForAddressRange(*mut c_void, CuDevicePtr, usize, c_int, u64);
+        // CUDA 10.2: may kernels of a device use mapped memory?
+        fn cuMemGetAccess(*mut u64, *const CuMemLocation, CuDevicePtr);
         // The device of the calling thread's context.
         fn cuCtxGetDevice(*mut CuDevice);
         // CUDA 12.4: loads a function now, whatever CUDA_MODULE_LOADING says.

@@ -205,13 +205,7 @@ impl Memory {
             let len = usize::try_from(bytes).map_err(|_| unknown())?;
             return Ok((Export::CudaIpc { handle, len }, addr - low));
         };
-        let same = |at: u64| {
-            let found = retain(&current, at);
-            if let Some(found) = found {
-                release(&current, found);
-            }
-            found == Some(handle)
-        };
+        let same = |at: u64| has_handle(&current, at, handle);
         let (start, end) = extent(addr, (low, low + bytes), same);
         let fd = Self::export_fd(context, handle);
         release(&current, handle);
@@ -303,6 +297,44 @@ fn retain(current: &Current<'_>, addr: u64) -> Option<CuMemHandle> {
     let at = std::ptr::with_exposed_provenance_mut(addr as usize);
     // SAFETY: an out parameter; any address may be asked about.
     (unsafe { retain(&mut handle, at) } == SUCCESS).then_some(handle)
+}
+
+/// Was the memory at an address made by `cuMemCreate`, and mapped there?
+pub(super) fn is_mapped(current: &Current<'_>, addr: u64) -> bool {
+    let handle = retain(current, addr);
+    if let Some(handle) = handle {
+        release(current, handle);
+    }
+    handle.is_some()
+}
+
+/// Start and end of the mapping around `addr`, within the bounds of its reserved range, and whether kernels of the context's GPU may use it.
+pub(super) fn mapping(
+    current: &Current<'_>,
+    addr: u64,
+    bounds: (u64, u64),
+) -> Option<(u64, u64, bool)> {
+    let handle = retain(current, addr)?;
+    let (start, end) = extent(addr, bounds, |at| has_handle(current, at, handle));
+    release(current, handle);
+    let here = CuMemLocation {
+        kind: LOCATION_DEVICE,
+        id: current.device(),
+    };
+    let mut flags = 0;
+    // SAFETY: an out parameter and a filled structure; any address may be asked about.
+    let code = unsafe { (current.cuMemGetAccess?)(&mut flags, &here, addr) };
+    let usable = code == SUCCESS && flags == ACCESS_READ_WRITE as u64;
+    Some((start, end, usable))
+}
+
+/// Is the memory at `at` that of a handle which the caller has retained?
+fn has_handle(current: &Current<'_>, at: u64, handle: CuMemHandle) -> bool {
+    let found = retain(current, at);
+    if let Some(found) = found {
+        release(current, found);
+    }
+    found == Some(handle)
 }
 
 fn release(current: &Current<'_>, handle: CuMemHandle) {

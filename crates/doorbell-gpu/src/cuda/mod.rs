@@ -9,10 +9,13 @@ mod copier;
 mod device;
 mod dmabuf;
 mod driver;
+mod engine;
+mod lane;
 mod launch;
 mod memops;
 mod memory;
 mod module;
+mod policy;
 mod ranges;
 mod segment;
 mod types;
@@ -32,7 +35,9 @@ use copier::CudaCopier;
 use driver::Driver;
 use launch::Slots;
 use memops::MemOps;
+use policy::Policy;
 
+pub(crate) use copier::How;
 pub(crate) use driver::DEFAULT_PATH;
 pub(crate) use launch::CudaLaunch;
 pub(crate) use memory::Memory;
@@ -87,15 +92,24 @@ impl CudaGpu {
         let driver = Driver::load(path.unwrap_or(Path::new(DEFAULT_PATH)))?;
         let ordinal = ordinal.unwrap_or(0);
         let device = device::open(&driver, ordinal)?;
-        let info = device::describe(&driver, device, ordinal)?;
+        let mut info = device::describe(&driver, device, ordinal)?;
         let attribute = types::attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         let rdma_vmm = device::attribute(&driver, device, attribute) != 0;
         let context = Context::retain(driver, device)?;
         let current = context.enter()?;
+        let (policy, note) = Policy::of_environment()?;
+        info.notes.extend(note);
         // First of all the copier: the earlier a stream, the likelier it has a channel of its own.
-        let copier = CudaCopier::new(&context, &current)?;
+        let copier = CudaCopier::new(&context, &current, policy)?;
         let memops = MemOps::new(&context, &current)?;
         let slots = Slots::new(&context, &current)?;
+        match copier.open_lane(&current) {
+            Ok(()) => info.can.kernel_copies = policy != Policy::Engine,
+            // An older driver, mostly: the copies are made all the same.
+            Err(error) => info.notes.push(format!(
+                "small copies by the copy engine, since their kernel cannot be loaded: {error}"
+            )),
+        }
         let module = match ptx {
             "" => None,
             ptx => Some(LoadedModule::load(&context, ptx.as_bytes())?),
@@ -194,6 +208,9 @@ impl CudaGpu {
             return;
         }
         self.copier().forget_memory();
+        if let Memory::Ipc { addr } = memory {
+            self.copier().closed(addr);
+        }
         let context = Arc::clone(&self.context);
         self.bury(move || {
             if let Ok(current) = context.enter() {
@@ -252,8 +269,11 @@ impl CudaGpu {
         Memory::import_fd(&self.context, fd, len, self.rdma_vmm)
     }
 
-    pub(crate) fn import_ipc(&self, handle: [u8; 64]) -> Result<Memory> {
-        Memory::import_ipc(&self.context, handle)
+    pub(crate) fn import_ipc(&self, handle: [u8; 64], len: usize) -> Result<Memory> {
+        let memory = Memory::import_ipc(&self.context, handle)?;
+        // The driver opened it for this context's kernels, whichever GPU it is on.
+        self.copier().opened(memory.addr(), len as u64);
+        Ok(memory)
     }
 
     fn memops<T>(&self, work: impl FnOnce(&mut MemOps) -> Result<T>) -> Result<T> {

@@ -1,11 +1,17 @@
-//! Which memory an address is in, remembered.
+//! Which memory an address is in, and whether kernels reach it, remembered.
 //!
-//! The copier must know, since a copy within one GPU never ends behind a kernel that fills it. The driver's answer costs
+//! The copier must know, since a copy of the driver's within one GPU never ends behind a kernel that fills it. The driver's answer costs
 //! more than the copy's share of a batch, so it is asked once an allocation.
+//!
+//! What the copy engine reaches a kernel may not: the driver copies between any two addresses it knows, while a load or store of memory that is
+//! not mapped for the GPU ends the context of its owner with everything in it. So [`Ranges::is_reached`] says yes only of what is known: memory that
+//! the GPU allocated itself, mappings that the driver says it may use, what was opened for this GPU, and host memory that it has
+//! at the same address.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::context::Current;
+use super::memory;
 use super::types::*;
 use crate::{GpuError, Result};
 
@@ -23,12 +29,27 @@ struct Range {
     start: u64,
     end: u64,
     place: Place,
+    reach: Reach,
+}
+
+/// Do kernels of this GPU reach it?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Yes,
+    /// No, or it is not known.
+    No,
+    /// It is for each mapping to say: this is the reserved range around them.
+    Mapped,
 }
 
 /// Allocations met so far, sorted by address, not overlapping.
 #[derive(Default)]
 pub(crate) struct Ranges {
     known: Vec<Range>,
+    /// Mappings in them.
+    mappings: Vec<Range>,
+    /// What was opened for this GPU, by another process's handle: start and end.
+    opened: Vec<(u64, u64)>,
 }
 
 /// Beyond this many, start over: someone copies to and from ever new memory.
@@ -38,39 +59,82 @@ impl Ranges {
     /// Forgets everything, because memory was freed or unregistered.
     pub(crate) fn clear(&mut self) {
         self.known.clear();
+        self.mappings.clear();
+    }
+
+    /// Memory of another process was opened for this GPU.
+    pub(crate) fn opened(&mut self, start: u64, len: u64) {
+        self.opened.push((start, start.saturating_add(len)));
+    }
+
+    /// It is closed.
+    pub(crate) fn closed(&mut self, start: u64) {
+        self.opened.retain(|&(s, _)| s != start);
+    }
+
+    /// May a kernel of the context's GPU load from and store to a whole range, which has a [`Ranges::place`]?
+    pub(crate) fn is_reached(&mut self, current: &Current<'_>, addr: u64, len: u64) -> bool {
+        let Some(range) = find(&self.known, addr, len) else {
+            return false;
+        };
+        let end = addr.saturating_add(len);
+        match range.reach {
+            Reach::Yes => true,
+            Reach::No => self.opened.iter().any(|&(s, e)| s <= addr && end <= e),
+            Reach::Mapped => {
+                if let Some(mapping) = find(&self.mappings, addr, len) {
+                    return mapping.reach == Reach::Yes;
+                }
+                let Some((start, end, usable)) =
+                    memory::mapping(current, addr, (range.start, range.end))
+                else {
+                    return false;
+                };
+                let reach = if usable { Reach::Yes } else { Reach::No };
+                let mapping = Range {
+                    start,
+                    end,
+                    reach,
+                    ..range
+                };
+                insert(&mut self.mappings, mapping);
+                find(&self.mappings, addr, len).is_some_and(|m| m.reach == Reach::Yes)
+            }
+        }
     }
 
     /// The place of a whole range; an error unless it lies in one allocation.
     #[inline]
     pub(crate) fn place(&mut self, current: &Current<'_>, addr: u64, len: u64) -> Result<Place> {
-        if let Some(place) = self.find(addr, len) {
-            return Ok(place);
+        if let Some(range) = find(&self.known, addr, len) {
+            return Ok(range.place);
         }
         let range = ask(current, addr, len)?;
-        self.insert(range);
+        insert(&mut self.known, range);
         // An access past the end of what was just learnt is as unknown as any.
-        self.find(addr, len)
+        let range = find(&self.known, addr, len);
+        range
+            .map(|r| r.place)
             .ok_or(GpuError::UnknownMemory { addr, len })
     }
+}
 
-    #[inline]
-    fn find(&self, addr: u64, len: u64) -> Option<Place> {
-        let end = addr.checked_add(len)?;
-        let after = self.known.partition_point(|r| r.start <= addr);
-        let range = self.known.get(after.checked_sub(1)?)?;
-        (end <= range.end && addr < range.end).then_some(range.place)
-    }
+#[inline]
+fn find(known: &[Range], addr: u64, len: u64) -> Option<Range> {
+    let end = addr.checked_add(len)?;
+    let after = known.partition_point(|r| r.start <= addr);
+    let range = known.get(after.checked_sub(1)?)?;
+    (end <= range.end && addr < range.end).then_some(*range)
+}
 
-    fn insert(&mut self, range: Range) {
-        if self.known.len() >= MOST {
-            self.known.clear();
-        }
-        // What overlaps was freed and its addresses used again.
-        self.known
-            .retain(|r| r.end <= range.start || r.start >= range.end);
-        let at = self.known.partition_point(|r| r.start < range.start);
-        self.known.insert(at, range);
+fn insert(known: &mut Vec<Range>, range: Range) {
+    if known.len() >= MOST {
+        known.clear();
     }
+    // What overlaps was freed and its addresses used again.
+    known.retain(|r| r.end <= range.start || r.start >= range.end);
+    let at = known.partition_point(|r| r.start < range.start);
+    known.insert(at, range);
 }
 
 /// Start and bytes of the device allocation that a whole range lies in.
@@ -96,19 +160,22 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let mut ordinal: c_int = -1;
     let mut start = 0u64;
     let mut size = 0usize;
+    let mut for_kernels = 0u64;
     let mut which = [
         pointer::MEMORY_TYPE,
         pointer::IS_MANAGED,
         pointer::DEVICE_ORDINAL,
         pointer::RANGE_START_ADDR,
         pointer::RANGE_SIZE,
+        pointer::DEVICE_POINTER,
     ];
-    let mut out: [*mut c_void; 5] = [
+    let mut out: [*mut c_void; 6] = [
         (&raw mut kind).cast(),
         (&raw mut managed).cast(),
         (&raw mut ordinal).cast(),
         (&raw mut start).cast(),
         (&raw mut size).cast(),
+        (&raw mut for_kernels).cast(),
     ];
     // SAFETY: as many out parameters as attributes, each of the attribute's type; any address may be asked about.
     let code = unsafe {
@@ -132,10 +199,19 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
         MEMORY_DEVICE => Place::Device(ordinal),
         _ => return Err(unknown),
     };
+    let reach = match place {
+        _ if for_kernels != addr => Reach::No,
+        Place::Host => Reach::Yes,
+        Place::Device(_) if memory::is_mapped(current, addr) => Reach::Mapped,
+        // What `cuMemAlloc` makes its own GPU reaches; another's only where peer access was enabled, which the driver does not say.
+        Place::Device(ordinal) if ordinal == current.device() => Reach::Yes,
+        Place::Device(_) => Reach::No,
+    };
     Ok(Range {
         start,
         end: start.saturating_add(size as u64),
         place,
+        reach,
     })
 }
 
@@ -143,19 +219,34 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
 mod tests {
     use super::*;
 
-    fn range(start: u64, end: u64, place: Place) -> Range {
-        Range { start, end, place }
+    fn known(ranges: &[(u64, u64, Place)]) -> Vec<Range> {
+        let mut known = Vec::new();
+        for &(start, end, place) in ranges {
+            let reach = Reach::Yes;
+            insert(
+                &mut known,
+                Range {
+                    start,
+                    end,
+                    place,
+                    reach,
+                },
+            );
+        }
+        known
+    }
+
+    fn place(known: &[Range], addr: u64, len: u64) -> Option<Place> {
+        find(known, addr, len).map(|r| r.place)
     }
 
     #[test]
     fn finds_only_what_lies_inside_one_allocation() {
-        let mut ranges = Ranges::default();
-        ranges.insert(range(200, 300, Place::Device(0)));
-        ranges.insert(range(100, 200, Place::Host));
-        assert_eq!(ranges.find(100, 100), Some(Place::Host));
-        assert_eq!(ranges.find(199, 1), Some(Place::Host));
-        assert_eq!(ranges.find(200, 0), Some(Place::Device(0)));
-        assert_eq!(ranges.find(200, 100), Some(Place::Device(0)));
+        let known = known(&[(200, 300, Place::Device(0)), (100, 200, Place::Host)]);
+        assert_eq!(place(&known, 100, 100), Some(Place::Host));
+        assert_eq!(place(&known, 199, 1), Some(Place::Host));
+        assert_eq!(place(&known, 200, 0), Some(Place::Device(0)));
+        assert_eq!(place(&known, 200, 100), Some(Place::Device(0)));
         for (addr, len) in [
             (99, 1),
             (150, 51),
@@ -164,20 +255,19 @@ mod tests {
             (300, 0),
             (u64::MAX, 2),
         ] {
-            assert_eq!(ranges.find(addr, len), None, "{addr}+{len}");
+            assert_eq!(place(&known, addr, len), None, "{addr}+{len}");
         }
     }
 
     #[test]
     fn newer_knowledge_replaces_older() {
-        let mut ranges = Ranges::default();
-        ranges.insert(range(100, 200, Place::Host));
-        ranges.insert(range(200, 300, Place::Host));
-        ranges.insert(range(150, 250, Place::Device(1)));
-        assert_eq!(ranges.find(100, 1), None);
-        assert_eq!(ranges.find(299, 1), None);
-        assert_eq!(ranges.find(150, 100), Some(Place::Device(1)));
-        ranges.clear();
-        assert_eq!(ranges.find(150, 1), None);
+        let known = known(&[
+            (100, 200, Place::Host),
+            (200, 300, Place::Host),
+            (150, 250, Place::Device(1)),
+        ]);
+        assert_eq!(place(&known, 100, 1), None);
+        assert_eq!(place(&known, 299, 1), None);
+        assert_eq!(place(&known, 150, 100), Some(Place::Device(1)));
     }
 }

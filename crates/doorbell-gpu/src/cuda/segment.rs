@@ -14,6 +14,16 @@ use crate::copier::CopyOp;
 /// Most copies a piece.
 const MOST: usize = 256;
 
+/// Who carries a piece out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The copy engine.
+    #[default]
+    Engine,
+    /// A kernel.
+    Kernel,
+}
+
 /// A piece: parallel arrays, as the driver's batch call takes them, and the ends of its steps.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -21,6 +31,7 @@ pub(super) struct Segment {
     /// The ticket ends with it.
     pub(super) last: bool,
     pub(super) born: Instant,
+    pub(super) way: Way,
     pub(super) dst: Vec<u64>,
     pub(super) src: Vec<u64>,
     pub(super) size: Vec<usize>,
@@ -34,6 +45,7 @@ impl Segment {
             ticket: 0,
             last: false,
             born: Instant::now(),
+            way: Way::Engine,
             dst,
             src,
             size,
@@ -68,14 +80,17 @@ pub(super) struct Plan {
     bounce_used: u64,
     /// Indexes into `bounced` at which the bounce buffer starts over.
     rounds: Vec<usize>,
+    /// Who carries out what is collected.
+    way: Way,
     spare: Vec<Segment>,
 }
 
 impl Plan {
-    /// For a new ticket.
-    pub(super) fn clear(&mut self) {
+    /// For a new ticket, which goes one way as a whole.
+    pub(super) fn begin(&mut self, way: Way) {
         self.clear_step();
         self.bounced_ops = 0;
+        self.way = way;
     }
 
     fn clear_step(&mut self) {
@@ -85,7 +100,7 @@ impl Plan {
         self.bounce_used = 0;
     }
 
-    /// A copy that the engine does as it is.
+    /// A copy that is done as it is.
     pub(super) fn direct(&mut self, op: &CopyOp) {
         if op.len > 0 {
             self.direct.push(*op);
@@ -135,6 +150,7 @@ impl Plan {
             bounced,
             rounds,
             spare,
+            way,
             ..
         } = self;
         let mut add = |ops: &mut dyn ExactSizeIterator<Item = &CopyOp>| {
@@ -142,7 +158,7 @@ impl Plan {
                 .back()
                 .is_some_and(|s| s.ticket == ticket && s.len() + ops.len() <= MOST);
             if !joins {
-                queue.push_back(spawn(spare, ticket, born));
+                queue.push_back(spawn(spare, ticket, born, *way));
             }
             if let Some(segment) = queue.back_mut() {
                 for op in ops {
@@ -170,10 +186,40 @@ impl Plan {
     pub(super) fn finish(&mut self, ticket: u64, born: Instant, queue: &mut VecDeque<Segment>) {
         self.step(ticket, born, queue);
         if queue.back().is_none_or(|s| s.ticket != ticket) {
-            queue.push_back(spawn(&mut self.spare, ticket, born));
+            queue.push_back(spawn(&mut self.spare, ticket, born, self.way));
         }
         if let Some(segment) = queue.back_mut() {
             segment.last = true;
+        }
+    }
+
+    /// Turns a piece for a kernel into pieces for the engine, in front of `queue`. `within` says which copies have both ends in one GPU.
+    pub(super) fn convert(
+        &mut self,
+        segment: Segment,
+        bounce: u64,
+        mut within: impl FnMut(&CopyOp) -> bool,
+        queue: &mut VecDeque<Segment>,
+    ) {
+        let mut pieces = VecDeque::new();
+        self.begin(Way::Engine);
+        for step in segment.steps() {
+            for i in step {
+                let (dst, src, len) = (segment.dst[i], segment.src[i], segment.size[i] as u64);
+                let op = CopyOp { dst, src, len };
+                match within(&op) {
+                    true => self.bounced(&op, bounce),
+                    false => self.direct(&op),
+                }
+            }
+            self.step(segment.ticket, segment.born, &mut pieces);
+        }
+        if let Some(back) = pieces.back_mut() {
+            back.last = segment.last;
+        }
+        self.recycle(segment);
+        while let Some(piece) = pieces.pop_back() {
+            queue.push_front(piece);
         }
     }
 
@@ -189,12 +235,13 @@ impl Plan {
     }
 }
 
-fn spawn(spare: &mut Vec<Segment>, ticket: u64, born: Instant) -> Segment {
+fn spawn(spare: &mut Vec<Segment>, ticket: u64, born: Instant, way: Way) -> Segment {
     let segment = spare.pop().unwrap_or_else(Segment::new);
     Segment {
         ticket,
         last: false,
         born,
+        way,
         ..segment
     }
 }
@@ -240,7 +287,7 @@ mod tests {
             (599, 1599, 1)
         );
         plan.recycle(pieces.into_iter().next().unwrap());
-        plan.clear();
+        plan.begin(Way::Engine);
         assert_eq!(finish(&mut plan)[0].len(), 0);
     }
 

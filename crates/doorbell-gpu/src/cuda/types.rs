@@ -149,6 +149,7 @@ pub(crate) const MEMORY_DEVICE: c_uint = 2;
 pub(crate) mod pointer {
     use std::ffi::c_int;
     pub(crate) const MEMORY_TYPE: c_int = 2;
+    pub(crate) const DEVICE_POINTER: c_int = 3;
     pub(crate) const IS_MANAGED: c_int = 8;
     pub(crate) const DEVICE_ORDINAL: c_int = 9;
     pub(crate) const RANGE_START_ADDR: c_int = 11;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use doorbell_gpu::{CopyOp, Dims, Export, Gpu, GpuError, GpuSelect, LaunchOpts, MemKind, Module};
 
 mod copies;
+mod lane;
 #[path = "../mock/mod.rs"]
 mod mock;
 
@@ -20,7 +21,7 @@ use mock::{LONG, Mock, PTX, bytes, launch, read_u64};
 fn everything_made_is_given_back() {
     let mock = Mock::build("lifecycle", &[]);
     let gpu = mock.open();
-    assert_eq!(mock.get("streams"), 6, "a channel each: see the copier");
+    assert_eq!(mock.get("streams"), 7, "a channel each: see the copier");
     let info = gpu.info();
     assert!(gpu.is_cuda() && info.ordinal == Some(0) && info.name == "Mock GPU 0");
     assert_eq!((info.sm_count, info.compute_capability), (4, Some((9, 0))));
@@ -151,7 +152,7 @@ fn frees_wait_for_running_kernels() {
         (mock.get("live"), ended.load(Ordering::Relaxed)),
         (live - 3, true)
     );
-    assert_eq!((mock.get("maps"), mock.get("modules")), (0, 1));
+    assert_eq!((mock.get("maps"), mock.get("modules")), (0, 2));
     mock.clean();
 }
 
@@ -183,7 +184,7 @@ fn closing_over_an_abandoned_kernel_leaks() {
     drop((kernel, flag, gpu));
     assert_eq!(
         (mock.get("live"), mock.get("releases"), mock.get("streams")),
-        (live, 0, 6)
+        (live, 0, 7)
     );
     mock.clean();
 }

@@ -40,7 +40,7 @@ static int kernel_count;
 static uint64_t hold_copies_release = 1;
 static int sticky;
 static struct {
-    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps;
+    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies;
 } n;
 static char violation[256];
 
@@ -98,7 +98,7 @@ static R gone(P a, const char *what) {
 uint64_t mock_get(const char *name) {
 #define F(x) if (!strcmp(name, #x)) return n.x;
     F(violations) F(allocs) F(frees) F(batches) F(batched_copies) F(copies) F(retains) F(releases) F(streams) F(events)
-    F(modules) F(maps)
+    F(modules) F(maps) F(launches) F(kernel_copies)
     if (!strcmp(name, "depth")) return depth;
     if (!strcmp(name, "mode")) return mode;
     if (!strcmp(name, "running")) return running();
@@ -109,6 +109,48 @@ const char *mock_violation(void) { return violation; }
 void mock_hold_copies(int hold) { hold_copies_release = !hold; }
 void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
+/* The copier's kernel, as doorbell-kernels has it: a job is lines of words (taken back; started, answer), then 256 steps, then 256 copies. */
+static struct { uint64_t *job, step; int device, begun; } launches[64];
+static int launch_count, launches_held; /* 1: none starts; 2: the oldest starts and does not end */
+
+static int begin_job(uint64_t *job) {
+    __atomic_store_n(&job[8], 1, __ATOMIC_SEQ_CST);
+    return !__atomic_load_n(&job[0], __ATOMIC_SEQ_CST);
+}
+static void run_job(uint64_t *job, uint64_t step, int device) {
+    uint64_t *copies = job + 16 + 256, at = 0;
+    const char *pause = getenv("MOCK_BATCH_US");
+    for (int number = 0;; step = job[16 + ++number]) {
+        uint64_t end = (uint32_t)step;
+        for (uint64_t i = end; i-- > at;) { /* in any order */
+            P d = copies[4 * i], s = copies[4 * i + 1], size = copies[4 * i + 2];
+            struct range *a = find(d), *b = find(s);
+            if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a kernel's copy outside memory"); continue; }
+            if ((a->type == 2 && a->device != device) || (b->type == 2 && b->device != device)) violate("a kernel's copy of memory that it does not reach");
+            memcpy((void *)d, (void *)s, size);
+            n.kernel_copies++;
+            if (pause && i > at) usleep(atoi(pause));
+        }
+        at = end;
+        if (step >> 63) break;
+    }
+}
+static void run_launches(void) {
+    while (launch_count && !(launches_held && launches[0].begun) && launches_held != 1) {
+        int begins = launches[0].begun ? 1 : begin_job(launches[0].job) ? 1 : 2;
+        launches[0].begun = begins;
+        if (begins == 1 && launches_held == 2) return;
+        if (begins == 1) run_job(launches[0].job, launches[0].step, launches[0].device);
+        __atomic_store_n(&launches[0].job[9], begins, __ATOMIC_RELEASE);
+        memmove(launches, launches + 1, --launch_count * sizeof launches[0]);
+    }
+}
+void mock_hold_launches(int hold) {
+    pthread_mutex_lock(&lock);
+    launches_held = hold;
+    run_launches();
+    pthread_mutex_unlock(&lock);
+}
 /* Device memory is a memfd: another process that imports it sees the same bytes. */
 static P map(P at, size_t size, int fd, int vmm) {
     void *p = mmap((void *)at, size, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
@@ -190,7 +232,11 @@ R cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = ol
 R cuModuleLoadDataEx(void **m, const void *image, unsigned count, int *options, void **values) {
     ENTER;
     if (running()) violate("a module loaded while a kernel runs");
-    if (strstr(image, "refuse me")) {
+    int refused = !!strstr(image, "refuse me");
+#ifdef WITHOUT_COPIES
+    refused |= !!strstr(image, ".entry copies(");
+#endif
+    if (refused) {
         for (unsigned i = 0; i < count; i++)
             if (options[i] == 5) strcpy(values[i], "ptxas application ptx input, line 3; fatal: refused");
         return 218;
@@ -221,6 +267,17 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
     if (!s) violate("a launch on the legacy stream");
     if (!f->loaded && running()) violate("a kernel loaded lazily while another runs");
     uint64_t *p = (uint64_t *)*(P *)args[0];
+    if (!strcmp(f->name, "copies")) {
+        if (gx != 1 || bx < 32 || bx > 256 || bx % 32) violate("the copies' kernel in another shape");
+        if (!find((P)p) || launch_count == 64) return INVALID;
+        n.launches++;
+        launches[launch_count].job = p;
+        launches[launch_count].step = *(uint64_t *)args[1];
+        launches[launch_count].device = stack[depth - 1];
+        launches[launch_count++].begun = 0;
+        run_launches();
+        return OK;
+    }
     if (!find((P)p)) violate("parameters outside device memory");
     if (!strcmp(f->name, "store")) *(uint64_t *)p[0] = p[1];
     else if (!strcmp(f->name, "spin")) { s->wait_flag = p[0]; kernels[kernel_count++] = p[0]; }
@@ -340,6 +397,7 @@ R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
     struct range *r = find(p);
     for (unsigned i = 0; i < count; i++) switch (which[i]) {
         case 2: *(unsigned *)out[i] = r ? r->type : 0; break;
+        case 3: *(P *)out[i] = r ? p : 0; break;
         case 8: *(unsigned *)out[i] = 0; break;
         case 9: *(int *)out[i] = r ? r->device : -2; break;
         /* Of mapped memory, the reserved range around it. */
@@ -431,6 +489,13 @@ R cuMemSetAccess(P p, size_t size, const int *desc, size_t count) {
     ENTER;
     (void)size;
     return find(p) && count == 1 && desc[0] == 1 && desc[2] == 3 ? OK : INVALID;
+}
+R cuMemGetAccess(uint64_t *flags, const int *location, P p) {
+    ENTER;
+    struct range *r = find(p);
+    if (!r || !r->vmm || location[0] != 1) return INVALID;
+    *flags = r->device == location[1] ? 3 : 0;
+    return OK;
 }
 R cuMemExportToShareableHandle(void *out, P h, int type, uint64_t flags) { ENTER; (void)flags; *(int *)out = dup((int)h - 1); return type == 1 ? OK : INVALID; }
 R cuMemImportFromShareableHandle(P *h, void *fd, int type) { ENTER; *h = dup((int)(intptr_t)fd) + 1; return type == 1 && *h ? OK : INVALID; }

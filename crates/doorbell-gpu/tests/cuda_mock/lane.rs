@@ -1,0 +1,378 @@
+//! Small copies by a kernel: which go that way, in which order with the copy engine's, and what becomes of launches that do not start.
+
+use std::time::Instant;
+
+use doorbell_gpu::{Buffer, Copier};
+
+use super::*;
+
+/// A GPU with a megabyte at both ends, the host's filled.
+struct Bench {
+    mock: Mock,
+    gpu: Gpu,
+    copier: Copier,
+    host: Buffer,
+    device: Buffer,
+    data: Vec<u8>,
+}
+
+const LEN: usize = 1 << 20;
+
+impl Bench {
+    fn new(test: &str) -> Self {
+        let mock = Mock::build(test, &[]);
+        let gpu = mock.open();
+        assert!(gpu.info().can.kernel_copies);
+        let copier = gpu.copier().unwrap();
+        let host = gpu.alloc(MemKind::PinnedHost, LEN).unwrap();
+        let device = gpu.alloc(MemKind::Device, LEN).unwrap();
+        let data: Vec<u8> = (0..LEN).map(|i| (i * 29 + i / 253) as u8).collect();
+        host.write(0, &data).unwrap();
+        Self {
+            mock,
+            gpu,
+            copier,
+            host,
+            device,
+            data,
+        }
+    }
+
+    /// To place `to` of the device from place `from` of the host.
+    fn op(&self, to: usize, from: usize, len: usize) -> CopyOp {
+        CopyOp {
+            dst: self.device.device_addr() + to as u64,
+            src: self.host.device_addr() + from as u64,
+            len: len as u64,
+        }
+    }
+
+    fn words(&self, to: usize, from: usize, count: usize) -> Vec<CopyOp> {
+        (0..count)
+            .map(|i| self.op(to + i * 8, from + i * 8, 8))
+            .collect()
+    }
+
+    fn submit(&self, ops: &[CopyOp]) -> u64 {
+        self.steps(ops, &[])
+    }
+
+    fn steps(&self, ops: &[CopyOp], steps: &[usize]) -> u64 {
+        // SAFETY: ranges of buffers that outlive the copies.
+        unsafe { self.copier.submit_in_steps(ops, steps) }.unwrap()
+    }
+
+    fn done(&self, ops: &[CopyOp]) {
+        self.copier.wait(self.submit(ops), LONG).unwrap();
+    }
+
+    /// (launches, copies by the engine) since.
+    fn counts(&self) -> (u64, u64) {
+        (self.mock.get("launches"), self.mock.get("copies"))
+    }
+
+    fn device_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        self.device.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Waits until the kernel is used again.
+    fn until_on(&self) {
+        let since = Instant::now();
+        let before = self.mock.get("launches");
+        while self.mock.get("launches") == before {
+            self.done(&self.words(0, 0, 8));
+            assert!(since.elapsed() < LONG, "it stays off");
+        }
+    }
+}
+
+#[test]
+fn many_small_copies_are_one_launch_and_few_or_large_ones_the_engines() {
+    let b = Bench::new("lane_which");
+    let since = |then: (u64, u64)| {
+        let now = b.counts();
+        (now.0 - then.0, now.1 - then.1)
+    };
+    for (ops, launches) in [
+        (b.words(0, 0, 256), 1),
+        (b.words(0, 0, 600), 3),
+        (b.words(0, 0, 4), 1),
+        (b.words(0, 0, 3), 0),
+        (vec![b.op(0, 0, 16 << 10); 8], 0),
+        (vec![b.op(0, 0, 8 << 10); 8], 1),
+        (vec![b.op(0, 0, 8 << 10); 33], 0),
+        // A large one among small ones takes them along.
+        (
+            [b.words(8, 8, 20), vec![b.op(200 << 10, 0, 190 << 10)]].concat(),
+            0,
+        ),
+    ] {
+        let then = b.counts();
+        b.done(&ops);
+        let engine = if launches == 0 { ops.len() as u64 } else { 0 };
+        assert_eq!(since(then), (launches, engine), "{} copies", ops.len());
+    }
+    // Within the GPU, also one: there and back it would go through host memory. Not if its ends overlap, or are large.
+    let d = b.device.device_addr();
+    for (dst, len, launches) in [
+        (4096, 1000, 1),
+        (4096, 4096, 1),
+        (8, 9, 0),
+        (300 << 10, 300 << 10, 0),
+    ] {
+        let (then, before) = (b.counts(), b.device_bytes());
+        let then = (then.0, then.1 + 1);
+        let op = CopyOp {
+            dst: d + dst,
+            src: d,
+            len,
+        };
+        b.done(&[op]);
+        assert_eq!(since(then).0, launches, "{len} bytes");
+        let (dst, len) = (dst as usize, len as usize);
+        assert!(b.device_bytes()[dst..dst + len] == before[..len]);
+    }
+    // What asks for the engine gets it.
+    let then = b.counts();
+    // SAFETY: buffers that outlive the copies.
+    let ticket = unsafe { b.copier.submit(&b.words(0, 0, 100)) }.unwrap();
+    b.copier.wait(ticket, LONG).unwrap();
+    assert_eq!(since(then), (0, 100));
+    let stats = b.copier.stats();
+    assert_eq!(
+        (stats.kernel_batches, stats.via_host, stats.taken_back),
+        (8, 2, 0)
+    );
+    assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
+    b.mock.clean();
+}
+
+#[test]
+fn steps_of_a_launch_follow_each_other() {
+    let b = Bench::new("lane_steps");
+    let mut ops: Vec<_> = (0..700).map(|i| b.op(0, i * 8, 8)).collect();
+    ops.extend(b.words(8, 8, 50));
+    let steps: Vec<usize> = (1..=700).collect();
+    let then = b.counts().1;
+    b.copier.wait(b.steps(&ops, &steps), LONG).unwrap();
+    assert_eq!(b.counts().1, then, "none by the engine");
+    let bytes = b.device_bytes();
+    assert_eq!(
+        bytes[..8],
+        b.data[699 * 8..700 * 8],
+        "the last step is last"
+    );
+    assert_eq!(bytes[8..408], b.data[8..408]);
+    b.mock.clean();
+}
+
+/// What goes one way begins when all that goes the other has ended.
+#[test]
+fn the_two_ways_keep_the_order_of_tickets() {
+    let b = Bench::new("lane_order");
+    b.mock.call_int("mock_hold_copies", 1);
+    // Different bytes to one place: engine, kernel, engine, kernel.
+    let (large, small) = (
+        |from| vec![b.op(0, from, 100 << 10)],
+        |from| b.words(0, from, 20),
+    );
+    let before = b.counts();
+    let tickets: Vec<u64> = [large(1000), small(2000), large(3000), small(4000)]
+        .iter()
+        .map(|ops| b.submit(ops))
+        .collect();
+    assert!(!b.copier.poll(tickets[0]).unwrap());
+    assert_eq!(
+        b.counts(),
+        (before.0, before.1 + 1),
+        "the engine's first and no more"
+    );
+    b.mock.call_int("mock_hold_launches", 2);
+    b.mock.call_int("mock_hold_copies", 0);
+    let since = Instant::now();
+    while !b.copier.poll(tickets[0]).unwrap() || b.mock.get("launches") == before.0 {
+        assert!(since.elapsed() < LONG);
+    }
+    // The kernel runs; whatever it takes, the engine's next does not begin.
+    while since.elapsed() < Duration::from_millis(20) {
+        assert!(!b.copier.poll(tickets[1]).unwrap());
+    }
+    assert_eq!(b.counts(), (before.0 + 1, before.1 + 1));
+    assert_eq!(b.copier.oldest().unwrap().0, tickets[1]);
+    b.mock.call_int("mock_hold_launches", 0);
+    b.copier.wait(tickets[3], LONG).unwrap();
+    assert_eq!(b.counts(), (before.0 + 2, before.1 + 2));
+    assert_eq!(b.copier.stats().taken_back, 0);
+    let bytes = b.device_bytes();
+    assert!(
+        bytes[..160] == b.data[4000..4160]
+            && bytes[160..100 << 10] == b.data[3160..][..(100 << 10) - 160]
+    );
+    b.mock.clean();
+}
+
+/// Kernels that fill the GPU leave no room: the engine does the work, once, and the launch does nothing when it starts at last.
+#[test]
+fn launches_that_do_not_start_are_taken_back() {
+    let b = Bench::new("lane_back");
+    b.mock.call_int("mock_hold_launches", 1);
+    let before = b.counts();
+    let d = b.device.device_addr();
+    let within = CopyOp {
+        dst: d + (512 << 10),
+        src: d,
+        len: 80,
+    };
+    // Three launches; the last reads on the device what the first wrote there.
+    let tickets = [
+        b.submit(&b.words(0, 0, 300)),
+        b.submit(&b.words(4000, 4000, 10)),
+        b.submit(&[within]),
+    ];
+    assert_eq!(b.mock.get("launches") - before.0, 4);
+    b.copier.wait(tickets[2], LONG).unwrap();
+    assert!(tickets.iter().all(|&t| b.copier.poll(t).unwrap()));
+    assert_eq!(b.copier.stats().taken_back, 4);
+    assert_eq!(b.mock.get("kernel_copies"), 0);
+    let bytes = b.device_bytes();
+    assert!(bytes[..2400] == b.data[..2400] && bytes[512 << 10..][..80] == b.data[..80]);
+    // As long as those wait, and a while longer, the engine does all.
+    b.done(&b.words(0, 8000, 300));
+    std::thread::sleep(Duration::from_millis(5));
+    b.done(&b.words(0, 9000, 300));
+    assert_eq!(b.mock.get("launches") - before.0, 4);
+    // They start, and do nothing.
+    b.mock.call_int("mock_hold_launches", 0);
+    assert_eq!(b.mock.get("kernel_copies"), 0);
+    assert_eq!(b.device_bytes()[..2400], b.data[9000..11400]);
+    b.until_on();
+    b.mock.clean();
+}
+
+/// The oldest runs when patience ends: its answer is waited for, and those behind it are left to it.
+#[test]
+fn a_launch_that_has_started_is_waited_for() {
+    let b = Bench::new("lane_started");
+    b.mock.call_int("mock_hold_launches", 2);
+    let first = b.submit(&b.words(0, 0, 10));
+    b.submit(&b.words(0, 1000, 5));
+    let third = b.submit(&b.words(16, 2000, 1));
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(20) {
+        assert!(!b.copier.poll(first).unwrap() && !b.copier.poll(third).unwrap());
+    }
+    let kernel = b.mock.get("kernel_copies");
+    assert_eq!((b.mock.get("launches"), kernel), (2, 0));
+    // The first ends; the second does not start.
+    b.mock.call_int("mock_hold_launches", 0);
+    b.copier.wait(third, LONG).unwrap();
+    assert_eq!(
+        (b.mock.get("kernel_copies"), b.copier.stats().taken_back),
+        (15, 0)
+    );
+    let bytes = b.device_bytes();
+    assert_eq!(bytes[..16], b.data[1000..1016]);
+    assert_eq!(bytes[16..24], b.data[2000..2008]);
+    assert_eq!(bytes[24..40], b.data[1024..1040]);
+    assert_eq!(bytes[40..80], b.data[40..80]);
+    b.mock.clean();
+}
+
+/// Launches that start around the moment at which patience ends: whoever does the work, it is done in order.
+#[test]
+fn whoever_wins_the_race_the_last_ticket_is_last() {
+    let b = Bench::new("lane_race");
+    let mut taken = 0;
+    for round in 0..60 {
+        b.mock.call_int("mock_hold_launches", 1);
+        let from = |i: usize| (round * 3 + i) * 1000;
+        let tickets: Vec<u64> = (0..3).map(|i| b.submit(&b.words(0, from(i), 30))).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(50 + 10 * (round as u64 % 20)));
+                b.mock.call_int("mock_hold_launches", 0);
+            });
+            b.copier.wait(tickets[2], LONG).unwrap();
+        });
+        assert!(tickets.iter().all(|&t| b.copier.poll(t).unwrap()));
+        assert!(
+            b.device_bytes()[..240] == b.data[from(2)..][..240],
+            "round {round}"
+        );
+        let now = b.copier.stats().taken_back;
+        if now != taken {
+            taken = now;
+            b.until_on();
+        }
+    }
+    println!("{taken} launches taken back");
+    b.mock.clean();
+}
+
+/// A kernel's access of memory that is not mapped for its GPU would end the context: only what is known to be is copied so.
+#[test]
+fn memory_that_kernels_do_not_reach_is_the_engines() {
+    let b = Bench::new("lane_reach");
+    let (peer, peer_mapped) = (b.mock.foreign(4096, 1), b.mock.foreign_vmm(2 << 20, 1));
+    let (own, own_mapped) = (b.mock.foreign(4096, 0), b.mock.foreign_vmm(2 << 20, 0));
+    let ours = b.gpu.alloc(MemKind::Vmm, 4096).unwrap();
+    for (at, launches) in [
+        (peer, 0),
+        (peer_mapped, 0),
+        (own, 1),
+        (own_mapped, 1),
+        (ours.device_addr(), 1),
+    ] {
+        let before = b.counts().0;
+        let words: Vec<_> = (0..20)
+            .map(|i| CopyOp {
+                dst: at + i * 8,
+                src: b.host.device_addr() + i * 8,
+                len: 8,
+            })
+            .collect();
+        b.done(&words);
+        assert_eq!(b.counts().0 - before, launches, "{at:#x}");
+        // Asked anew, the answer is the same.
+        b.copier.forget_memory();
+        b.done(&words);
+        assert_eq!(b.counts().0 - before, 2 * launches, "{at:#x}");
+    }
+    // Opened for this GPU by another process's handle.
+    let export = b.gpu.alloc(MemKind::Device, 4096).unwrap();
+    let opened = b.gpu.import(&export.export().unwrap()).unwrap();
+    let before = b.counts().0;
+    let words: Vec<_> = (0..20)
+        .map(|i| CopyOp {
+            dst: opened.device_addr() + i * 8,
+            src: b.host.device_addr() + i * 8,
+            len: 8,
+        })
+        .collect();
+    b.done(&words);
+    assert_eq!(b.counts().0 - before, 1);
+    b.mock.clean();
+}
+
+#[test]
+fn a_gpu_closes_though_a_launch_has_not_started() {
+    let b = Bench::new("lane_close");
+    b.mock.call_int("mock_hold_launches", 1);
+    b.done(&b.words(0, 0, 10));
+    let Bench {
+        mock,
+        gpu,
+        copier,
+        host,
+        device,
+        ..
+    } = b;
+    let since = Instant::now();
+    drop((gpu, copier, host, device));
+    assert!(since.elapsed() < LONG);
+    assert_eq!(mock.get("streams"), 1, "that of the launch");
+    mock.call_int("mock_hold_launches", 0);
+    mock.clean();
+}
