@@ -646,6 +646,8 @@ impl Session {
             || (self.closing.is_some() && !self.bye_sent);
         [
             waiting_for_grace.then(|| now + grace),
+            // The last answer has left: the end is due.
+            self.farewell().map(|_| now),
             (self.phase != Phase::Up).then_some(self.up_by),
             self.stalled.map(|t| t + self.limits.step),
             self.adds.values().map(|a| a.deadline).min(),
