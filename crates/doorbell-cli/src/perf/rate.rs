@@ -319,8 +319,10 @@ fn checked(rig: &mut Rig<'_>, tally: &mut Tally, show: &mut dyn FnMut(f64)) -> R
     while pace.left() > 0 {
         let most = pace.left().min(rig.places);
         // Elsewhere a window takes a fraction of a second, and painting and comparing it as long however little was moved.
-        // A quick run over packets, some of which may be lost, is one whose first window could take minutes.
-        let paced = rig.one_gpu || (case.quick && case.link == Link::Roce);
+        // A quick run over a network, with packets of which some are lost or a device of whatever speed, is one whose first window could
+        // take minutes.
+        let network = matches!(case.link, Link::Roce | Link::Verbs);
+        let paced = rig.one_gpu || (case.quick && network);
         let iters = if paced { pace.next(most) } else { most };
         let bytes = iters
             * if case.test == Test::AtomicRate {
