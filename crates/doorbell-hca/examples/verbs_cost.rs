@@ -228,7 +228,6 @@ fn once(calls: bool, operation: &str, count: u64) -> f64 {
     let end = qp.prepare(&port, PATIENCE).expect("the device's");
     let target = VerbsTarget {
         peer: end,
-        mtu: 1024,
         sq_psn: 0,
         rq_psn: 0,
         timeout: 14,

@@ -113,7 +113,7 @@ table! {
     RetryExceeded, TRANSPORT_RETRY, Vendor::NONE, "over RoCE: the peer did not acknowledge within the time-outs";
     RnrExceeded, RNR_RETRY, Vendor::NONE, "over RoCE: the peer had no receive posted for as long as its retry count allows";
     BadResponse, BAD_RESP, Vendor::NONE, "over RoCE: the peer's answer does not fit the request";
-    PortDown, TRANSPORT_RETRY, Vendor::ENGINE_DOWN, "over RoCE: the packet port of this engine core failed; over verbs: the device is gone, or stopped";
+    PortDown, TRANSPORT_RETRY, Vendor::ENGINE_DOWN, "over RoCE: the packet port of this engine core failed; over verbs: the device is gone or stopped, or its port went down";
     Flushed, WR_FLUSH, Vendor::NONE, "an earlier WQE failed; this one was not executed";
 }
 

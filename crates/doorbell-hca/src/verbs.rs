@@ -89,10 +89,23 @@ impl VerbsPort {
     /// Opens it.
     pub(crate) fn open(verbs: &Verbs, config: &VerbsConfig) -> Result<Self, VerbsError> {
         let context = Context::open(verbs, &config.device)?;
+        context.connectable()?;
         let device = context.attributes()?;
         let port = context.active_port(config.port)?;
         let gid = context.choose_gid(config.port, config.gid, config.ip)?;
         let efa = context.efa()?;
+        let plain = (0, 0, 0);
+        let asked = (
+            config.service_level,
+            config.traffic_class,
+            config.pkey_index,
+        );
+        if efa.is_some() && asked != plain {
+            return Err(VerbsError::Unsupported {
+                device: config.device.clone(),
+                what: "an EFA has no service level, traffic class or partition keys: leave out sl, tc and pkey".to_owned(),
+            });
+        }
         Ok(Self {
             efa,
             exported: Mutex::default(),
@@ -164,7 +177,7 @@ impl VerbsPort {
         format!(
             "{}: {kind}, {at}, path MTU {}, messages up to {} bytes, {} pieces, {}{gone}",
             self.config,
-            self.port.mtu,
+            self.mtu(),
             self.port.max_message,
             self.device.max_sge,
             match self.device.atomics {
@@ -174,9 +187,25 @@ impl VerbsPort {
         )
     }
 
+    /// Bytes of the path MTU that this side would use.
+    fn mtu(&self) -> u16 {
+        self.port.mtu.min(self.config.mtu)
+    }
+
     /// The device was removed or failed.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
+    }
+
+    /// The device says that its port is down; told in the log, with what to do.
+    pub(crate) fn is_down(&self) -> bool {
+        match self.context.active_port(self.config.port) {
+            Err(e @ VerbsError::PortDown { .. }) => {
+                tracing::error!("{e}");
+                true
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn set_gone(&self) {
@@ -239,7 +268,7 @@ impl VerbsPort {
             qpn,
             gid: self.gid.gid,
             lid: self.port.lid,
-            mtu: self.port.mtu,
+            mtu: self.mtu(),
             reads_open: self.device.reads_open.clamp(1, 16),
             reads_answered: self.device.reads_answered.clamp(1, 16),
             ethernet: self.port.is_ethernet(),
@@ -397,7 +426,7 @@ pub struct VerbsEnd {
     pub gid: [u8; 16],
     /// This port's LID, on InfiniBand.
     pub lid: u16,
-    /// Bytes of the largest path MTU.
+    /// Bytes of the path MTU at most: what the port has, or less if its user says so.
     pub mtu: u16,
     /// READs and atomics that it wants to have open.
     pub reads_open: u8,
@@ -414,8 +443,6 @@ pub struct VerbsEnd {
 pub struct VerbsTarget {
     /// The other end.
     pub peer: VerbsEnd,
-    /// Bytes of the path MTU at most; what both ports have if that is less.
-    pub mtu: u16,
     /// Number of the first packet sent.
     pub sq_psn: u32,
     /// Number of the first packet expected.
@@ -485,7 +512,7 @@ impl Nic {
             calls: port.config.calls,
         };
         let qp = Qp::new(&pd, &cq, &cq, &config)?;
-        qp.init(port.config.port, Access::ALL.bits())?;
+        qp.init(port.config.port, port.config.pkey_index, Access::ALL.bits())?;
         let inline = qp.capacity().max_inline_data.min(INLINE as u32);
         let bounce = Places::new(&pd, send.next_power_of_two() as usize, INLINE, 0)?;
         Ok(Self {
@@ -530,6 +557,7 @@ impl Nic {
         self.qp.connect(&Connection {
             port: self.port.config.port,
             gid_index: self.port.gid.index,
+            own: own.gid,
             remote: doorbell_verbs::Remote {
                 qpn: to.peer.qpn,
                 gid: to.peer.gid,
@@ -537,7 +565,7 @@ impl Nic {
             },
             // On InfiniBand a GRH is for peers of another subnet, whose GIDs begin otherwise.
             global: own.ethernet || own.gid[..8] != to.peer.gid[..8],
-            mtu: to.mtu.min(own.mtu).min(to.peer.mtu),
+            mtu: own.mtu.min(to.peer.mtu),
             sq_psn: to.sq_psn,
             rq_psn: to.rq_psn,
             reads_open: own.reads_open.min(to.peer.reads_answered),
@@ -547,8 +575,8 @@ impl Nic {
             rnr_retry: to.rnr_retry,
             min_rnr_timer: to.min_rnr_timer,
             hop_limit: 64,
-            traffic_class: 0,
-            service_level: 0,
+            traffic_class: self.port.config.traffic_class,
+            service_level: self.port.config.service_level,
         })
     }
 

@@ -5,7 +5,8 @@
 //! L=target/debug/examples/libmock_rdma.so
 //! DOORBELL_IBVERBS=$L DOORBELL_LIBEFA=$L MOCK_RDMA=efa doorbell hwtest --device mock1
 //! ```
-//! It lists one device, `mock1`: with `MOCK_RDMA=efa` an EFA, else one with RC. The device reaches queue pairs of its own process only.
+//! It lists one device, `mock1`, which `MOCK_RDMA` makes an EFA (`efa`), an InfiniBand or iWARP one (`infiniband`, `iwarp`), one whose port is
+//! `down`, one that may not be opened (`locked`), or `none`; else it has RC over Ethernet. The device reaches queue pairs of its own process only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -18,11 +19,19 @@ use doorbell_verbs_mock::{Config, Mock, Srd, efa_api};
 fn api() -> &'static Api {
     static LIBRARY: OnceLock<(Mock, Api)> = OnceLock::new();
     let made = LIBRARY.get_or_init(|| {
-        let efa = std::env::var("MOCK_RDMA").is_ok_and(|kind| kind == "efa");
+        let kind = std::env::var("MOCK_RDMA").unwrap_or_default();
+        let is = |name| kind == name;
         let mock = Mock::new(Config {
-            srd: efa.then(Srd::default),
+            srd: is("efa").then(Srd::default),
+            infiniband: is("infiniband"),
+            iwarp: is("iwarp"),
+            active: !is("down"),
+            refuse_open: if is("locked") { libc::EACCES } else { 0 },
             ..Config::default()
         });
+        if is("none") {
+            mock.remove();
+        }
         let api = *mock.verbs().api();
         (mock, api)
     });

@@ -68,7 +68,10 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut RawDevice {
     for (id, device) in world.devices.iter().filter(|(_, d)| d.listed && !d.removed) {
         // SAFETY: all-zero bytes are a valid value of numbers and characters.
         let mut raw: Box<RawDevice> = Box::new(unsafe { core::mem::zeroed() });
-        raw.node_type = node_type::CA;
+        raw.node_type = match device.config.iwarp {
+            true => node_type::RNIC,
+            false => node_type::CA,
+        };
         // Where a provider keeps its functions, this one keeps its number.
         raw.ops[0] = *id as usize;
         let node = format!("uverbs{id}");
@@ -105,9 +108,16 @@ unsafe extern "C" fn free_device_list(list: *mut *mut RawDevice) {
 unsafe extern "C" fn open_device(device: *mut RawDevice) -> *mut RawContext {
     // SAFETY: a device of the list.
     let id = unsafe { (*device).ops[0] } as u32;
-    if world().devices.get(&id).is_none_or(|d| d.removed) {
-        return refused(libc::ENODEV);
+    let world = world();
+    match world.devices.get(&id) {
+        None => return refused(libc::ENODEV),
+        Some(device) if device.removed => return refused(libc::ENODEV),
+        Some(device) if device.config.refuse_open != 0 => {
+            return refused(device.config.refuse_open);
+        }
+        Some(_) => {}
     }
+    drop(world);
     // SAFETY: all-zero bytes are a valid value of numbers, pointers and options of functions.
     let mut ext: Box<ExtendedContext> = Box::new(unsafe { core::mem::zeroed() });
     ext.create_qp_ex = Some(create_qp_ex);
@@ -504,6 +514,7 @@ pub(crate) unsafe fn make_qp(
         state: qp_state::RESET,
         access: 0,
         dest: 0,
+        path: Default::default(),
         sends: VecDeque::new(),
         held: 0,
         unsignalled: 0,
@@ -587,6 +598,16 @@ unsafe extern "C" fn modify_qp(qp: *mut RawQp, attr: *mut QpAttr, mask: c_int) -
     }
     if mask & qp_mask::DEST_QPN != 0 {
         queue.dest = attr.dest_qp_num;
+    }
+    if mask & qp_mask::PKEY_INDEX != 0 {
+        queue.path.pkey_index = attr.pkey_index;
+    }
+    if mask & qp_mask::AV != 0 {
+        queue.path.service_level = attr.ah.sl;
+        queue.path.traffic_class = attr.ah.grh.traffic_class;
+    }
+    if mask & qp_mask::PATH_MTU != 0 {
+        queue.path.mtu = attr.path_mtu;
     }
     0
 }

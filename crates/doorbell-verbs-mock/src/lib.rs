@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use doorbell_verbs::{Api, Verbs};
 
 pub use efa::Srd;
+pub use world::Path;
 
 use world::{World, world};
 
@@ -43,6 +44,10 @@ pub struct Config {
     pub rnr_looks: Option<u32>,
     /// Its port is InfiniBand: LIDs instead of IP addresses.
     pub infiniband: bool,
+    /// It speaks iWARP.
+    pub iwarp: bool,
+    /// Opening it fails with this `errno`; 0: it opens.
+    pub refuse_open: i32,
     /// Its port is up.
     pub active: bool,
     /// It moves no bytes and completes at once: for counting what its user costs.
@@ -63,6 +68,8 @@ impl Default for Config {
             dmabuf: true,
             rnr_looks: None,
             infiniband: false,
+            iwarp: false,
+            refuse_open: 0,
             active: true,
             hollow: false,
             srd: None,
@@ -169,6 +176,11 @@ impl Mock {
         self.with(|d| d.stall = on);
     }
 
+    /// What a queue pair was told of the way to its peer.
+    pub fn path(&self, qpn: u32) -> Option<Path> {
+        world().qps.get(&qpn).map(|qp| qp.path)
+    }
+
     /// A queue pair goes to ERR without a word.
     pub fn stop(&self, qpn: u32) {
         let mut world = world();
@@ -191,6 +203,11 @@ impl Mock {
     /// The device is pulled: an event says so, and every call fails from now on.
     pub fn remove(&self) {
         self.with(world::Device::remove);
+    }
+
+    /// The port goes down, or comes up; without a word.
+    pub fn set_active(&self, active: bool) {
+        self.with(|d| d.config.active = active);
     }
 
     /// An event about a queue pair ([`doorbell_verbs::abi::event_type`]).

@@ -125,6 +125,7 @@ pub(crate) struct Queue {
     pub(crate) state: u32,
     pub(crate) access: u32,
     pub(crate) dest: u32,
+    pub(crate) path: Path,
     /// Requests not carried out yet.
     pub(crate) sends: VecDeque<Request>,
     /// Requests whose place in the queue no completion has given back yet.
@@ -141,6 +142,19 @@ pub(crate) struct Queue {
     pub(crate) handle: usize,
     /// Requests that are being built by calls.
     pub(crate) building: Vec<Request>,
+}
+
+/// What a queue pair was told of the way to its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// Code of the path MTU: 256 bytes are 1, each next is twice as many.
+    pub mtu: u32,
+    /// Service level.
+    pub service_level: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Index of the partition key.
+    pub pkey_index: u16,
 }
 
 /// A completion queue.

@@ -52,11 +52,12 @@ impl Pair {
             unsafe { pd.register(Source::Host(at), 4096, at, ALL) }.expect("registers")
         });
         for (i, qp) in qps.iter().enumerate() {
-            qp.init(1, ALL).expect("INIT");
+            qp.init(1, 0, ALL).expect("INIT");
             assert_eq!(qp.state().expect("its state"), qp_state::INIT);
             let to = Connection {
                 port: 1,
                 gid_index: gid.index,
+                own: gid.gid,
                 remote: Remote {
                     qpn: qps[1 - i].qpn(),
                     gid: gid.gid,

@@ -169,6 +169,8 @@ numbers! {
     node_type: i32 {
         CA = 1,
         RNIC = 4,
+        USNIC = 5,
+        USNIC_UDP = 6,
         UNSPECIFIED = 7,
     }
 }

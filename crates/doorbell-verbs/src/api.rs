@@ -1,6 +1,8 @@
 //! Finding the library and its functions.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use crate::abi::*;
@@ -174,6 +176,26 @@ impl Verbs {
         &self.0.path
     }
 
+    /// The file that it is, links followed.
+    pub fn file(&self) -> Option<PathBuf> {
+        // SAFETY: all-zero bytes are a valid value of a structure of pointers.
+        let mut found: libc::Dl_info = unsafe { core::mem::zeroed() };
+        let function = self.api().get_device_list as *const c_void;
+        // SAFETY: the structure is written; any address may be asked for.
+        if unsafe { libc::dladdr(function, &mut found) } == 0 || found.dli_fname.is_null() {
+            return None;
+        }
+        // SAFETY: the name lives as long as the library is loaded.
+        let name = unsafe { core::ffi::CStr::from_ptr(found.dli_fname) };
+        let name = std::ffi::OsStr::from_bytes(name.to_bytes());
+        std::fs::canonicalize(name).ok()
+    }
+
+    /// The release of rdma-core, as far as the name of its file says it.
+    pub fn release(&self) -> Option<String> {
+        release(self.file()?.file_name()?.to_str()?)
+    }
+
     /// Its functions.
     pub fn api(&self) -> &Api {
         &self.0.api
@@ -190,5 +212,31 @@ impl Verbs {
         unsafe { core::ffi::CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
+    }
+}
+
+/// rdma-core's library is called after the interface and the release: `libibverbs.so.1.14.44.0` is of 44.0.
+fn release(file: &str) -> Option<String> {
+    let mut numbers = file.strip_prefix("libibverbs.so.1.")?.split('.').skip(1);
+    let (major, minor): (u32, u32) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
+    Some(format!("{major}.{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_s_file_says_its_release() {
+        let of = |file| release(file).unwrap_or_else(|| "unknown".to_owned());
+        assert_eq!(of("libibverbs.so.1.14.44.0"), "44.0");
+        assert_eq!(of("libibverbs.so.1.15.56.1"), "56.1");
+        for other in [
+            "libibverbs.so.1",
+            "libmock_rdma.so",
+            "libibverbs.so.1.14.x.0",
+        ] {
+            assert_eq!(of(other), "unknown");
+        }
     }
 }

@@ -49,6 +49,17 @@ impl core::fmt::Debug for Context {
     }
 }
 
+/// What the queue pairs of a device connect by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// InfiniBand's, over whatever carries it: RoCE and EFA too.
+    Ib,
+    /// iWARP: over TCP.
+    Iwarp,
+    /// Cisco's.
+    Usnic,
+}
+
 /// What a device can do.
 #[derive(Clone, Debug)]
 pub struct DeviceAttr {
@@ -174,11 +185,13 @@ impl Context {
     /// # Errors
     /// [`VerbsError::NoDevice`], [`VerbsError::Step`].
     pub fn open(verbs: &Verbs, name: &str) -> Result<Self> {
-        let mut opened = None;
+        let (mut opened, mut node) = (None, String::new());
         let found = verbs.each_device(|device| {
             // SAFETY: the list lives during this call.
-            let own = text(unsafe { &device.as_ref().name });
+            let raw = unsafe { device.as_ref() };
+            let own = text(&raw.name);
             if own == name {
+                node = format!("/dev/infiniband/{}", text(&raw.dev_name));
                 // SAFETY: as above.
                 let raw = unsafe { (verbs.api().open_device)(device.as_ptr()) };
                 opened = Some(NonNull::new(raw).ok_or_else(errno));
@@ -187,7 +200,7 @@ impl Context {
         })?;
         let raw = match opened {
             Some(Ok(raw)) => raw,
-            Some(Err(e)) => return Err(refused(name, Step::Open, "", e)),
+            Some(Err(e)) => return Err(refused(name, Step::Open, &node, e)),
             None => {
                 let name = name.to_owned();
                 return Err(VerbsError::NoDevice { name, found });
@@ -307,6 +320,34 @@ impl Context {
             });
         }
         Ok(attr)
+    }
+
+    /// What queue pairs connect by.
+    pub fn protocol(&self) -> Protocol {
+        // SAFETY: an open context's device lives as long as it.
+        match unsafe { (*(*self.raw()).device).node_type } {
+            node_type::RNIC => Protocol::Iwarp,
+            node_type::USNIC | node_type::USNIC_UDP => Protocol::Usnic,
+            _ => Protocol::Ib,
+        }
+    }
+
+    /// Whether its queue pairs can be connected without the library of the device's own protocol.
+    ///
+    /// # Errors
+    /// [`VerbsError::Unsupported`].
+    pub fn connectable(&self) -> Result<()> {
+        let what = match self.protocol() {
+            Protocol::Ib => return Ok(()),
+            Protocol::Iwarp => {
+                "it speaks iWARP, whose connections are made by rdma_cm over TCP, which Doorbell does not do: RoCE, InfiniBand and EFA devices work. An Intel E810 can be switched to RoCE v2 (`devlink dev param show`: enable_roce; or roce_ena=1 of its irdma module); Chelsio and X722 speak iWARP only"
+            }
+            Protocol::Usnic => "it is a usNIC, which has no reliable queue pairs",
+        };
+        Err(VerbsError::Unsupported {
+            device: self.name().to_owned(),
+            what: what.to_owned(),
+        })
     }
 
     /// The table of inline operations.

@@ -151,11 +151,10 @@ impl Step {
         }
     }
 
-    fn remedy(self, errno: i32) -> String {
+    /// `what`: what was tried, of this step.
+    fn remedy(self, what: &str, errno: i32) -> String {
         let fixed = match (self, errno) {
-            (Self::Open, libc::EACCES | libc::EPERM) => {
-                "this user may not open /dev/infiniband/uverbs*: add it to the group that owns them (often `rdma`), and in a container pass --device=/dev/infiniband"
-            }
+            (Self::Open, libc::EACCES | libc::EPERM) => return rights(what),
             (Self::Open, libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                 "its node under /dev/infiniband is missing: load ib_uverbs, and in a container pass --device=/dev/infiniband"
             }
@@ -176,11 +175,17 @@ impl Step {
             (Self::RegisterDmabuf, libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::EINVAL) => {
                 "its driver takes no dma-buf: load nvidia-peermem instead; payloads in host memory work without"
             }
+            (Self::ToInit, libc::EINVAL) => {
+                "the port has no such entry in its table of partition keys: choose one of /sys/class/infiniband/…/ports/…/pkeys with ?pkey=N"
+            }
             (Self::CreateQp, libc::EINVAL) => {
                 "the queue is deeper, or has more pieces or inline bytes, than the device takes"
             }
-            (Self::ToRtr, libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+            (Self::ToRtr, libc::ETIMEDOUT) => {
                 "the peer's address was not resolved: check with `ping` between the two RoCE interfaces, look for a firewall (UDP 4791) and for a VLAN, and choose another GID with ?gid=N"
+            }
+            (Self::ToRtr, libc::EHOSTUNREACH | libc::ENETUNREACH) => {
+                "from that address of this port there is no way to that of the peer: give the port's network interface an address of the peer's network (`ip address add …`), or choose GIDs of one network on both sides (?gid=N; `doorbell info` shows the one that is used); fe80:: addresses reach the same wire only"
             }
             (Self::ToRtr, libc::EINVAL) => {
                 "GID, path MTU or LID do not fit the port: both sides need GIDs of one kind (?gid=N), and a path MTU that both ports have (--mtu)"
@@ -210,6 +215,36 @@ fn memlock() -> String {
     )
 }
 
+/// Who may open a device's node, and how to become one of them.
+fn rights(node: &str) -> String {
+    use std::os::unix::fs::MetadataExt as _;
+    let container = "in a container pass --device=/dev/infiniband, and --group-add for the group";
+    let Ok(meta) = std::fs::metadata(node) else {
+        return format!(
+            ": this user may not open {node}: see `ls -l /dev/infiniband`; {container}"
+        );
+    };
+    let (mode, group) = (meta.mode() & 0o777, group(meta.gid()));
+    let remedy = match mode & 0o060 {
+        0o060 => format!(
+            "add this user to that group (`sudo usermod -aG {group} $USER`, then log in again)"
+        ),
+        _ => "its group may not either: packages of rdma-core bring the udev rules that let users in; or run as root".to_owned(),
+    };
+    format!(": {node} has group {group} and mode {mode:04o}: {remedy}; {container}")
+}
+
+/// The name of a group, or its number.
+fn group(gid: u32) -> String {
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(gid)).then(|| name.to_owned())
+    });
+    named.unwrap_or_else(|| gid.to_string())
+}
+
 /// An error of `errno`; `what` is put behind the step.
 pub(crate) fn refused(device: &str, step: Step, what: &str, errno: i32) -> VerbsError {
     VerbsError::Step {
@@ -219,7 +254,7 @@ pub(crate) fn refused(device: &str, step: Step, what: &str, errno: i32) -> Verbs
             what => format!("{} ({what})", step.words()),
         },
         source: io::Error::from_raw_os_error(errno),
-        remedy: step.remedy(errno),
+        remedy: step.remedy(what, errno),
     }
 }
 
@@ -238,17 +273,23 @@ mod tests {
     #[test]
     fn each_mistake_of_a_site_has_its_remedy() {
         for (step, errno, word) in [
-            (Step::Open, libc::EACCES, "/dev/infiniband"),
+            (Step::Open, libc::EACCES, "--device=/dev/infiniband"),
             (Step::RegisterHost, libc::ENOMEM, "ulimit -l"),
             (Step::RegisterGpu, libc::EFAULT, "nvidia-peermem"),
             (Step::RegisterDmabuf, libc::EOPNOTSUPP, "nvidia-peermem"),
             (Step::ToRtr, libc::ETIMEDOUT, "firewall"),
+            (Step::ToRtr, libc::ENETUNREACH, "ip address add"),
             (Step::ToRtr, libc::EINVAL, "path MTU"),
+            (Step::ToInit, libc::EINVAL, "?pkey=N"),
             (Step::CreateCq, libc::EIO, "removed"),
         ] {
             let text = refused("rxe0", step, "", errno).to_string();
             assert!(text.contains("rxe0") && text.contains(word), "{text}");
         }
+        // What may not be opened is named with whom it belongs to.
+        let text = refused("rxe0", Step::Open, "/dev/null", libc::EACCES).to_string();
+        let belongs = "opening it (/dev/null): Permission denied (os error 13): /dev/null has group root and mode 0666: add this user to that group";
+        assert!(text.contains(belongs), "{text}");
         // Nothing is invented where nothing is known.
         let text = refused("rxe0", Step::ToRts, "", libc::E2BIG).to_string();
         assert!(text.ends_with(')'), "{text}");

@@ -25,7 +25,7 @@ mod queue;
 pub use any::AnyQp;
 pub use api::{Api, DmabufMr, LIBRARY, VARIABLE, Verbs};
 pub use batch::{Batch, Data, Op, Refused, Work};
-pub use device::{Context, DeviceAttr, DeviceName, PortAttr, mtu_bytes, mtu_code};
+pub use device::{Context, DeviceAttr, DeviceName, PortAttr, Protocol, mtu_bytes, mtu_code};
 pub use error::{Result, VerbsError};
 pub use event::AsyncEvent;
 pub use gid::{GidEntry, GidKind};

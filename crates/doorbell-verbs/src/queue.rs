@@ -113,6 +113,8 @@ pub struct Connection {
     pub port: u8,
     /// Index of this side's GID.
     pub gid_index: u8,
+    /// The GID at that index, for messages.
+    pub own: Gid,
     /// The other end.
     pub remote: Remote,
     /// Packets carry a GRH: always on Ethernet, on InfiniBand between subnets.
@@ -291,19 +293,21 @@ impl Qp {
         self.calls.is_some()
     }
 
-    /// RESET to INIT: receives may be posted. `rights` ([`access`]) are what the peer may do here at all.
+    /// RESET to INIT: receives may be posted. `pkey_index`: which entry of the port's table of partition keys. `rights` ([`access`]) are what the peer may do here at all.
     ///
     /// # Errors
     /// [`crate::VerbsError::Step`].
-    pub fn init(&self, port: u8, rights: u32) -> Result<()> {
+    pub fn init(&self, port: u8, pkey_index: u16, rights: u32) -> Result<()> {
         let mut attr = QpAttr {
             qp_state: qp_state::INIT,
+            pkey_index,
             port_num: port,
             access: rights,
             ..QpAttr::default()
         };
         let mask = qp_mask::STATE | qp_mask::PKEY_INDEX | qp_mask::PORT | qp_mask::ACCESS_FLAGS;
-        self.modify(Step::ToInit, &format!("port {port}"), &mut attr, mask)
+        let what = format!("port {port}, P_Key index {pkey_index}");
+        self.modify(Step::ToInit, &what, &mut attr, mask)
     }
 
     /// INIT to RTR to RTS: requests of the peer are answered, and then its own are sent. On Ethernet this resolves the peer's address and may
@@ -312,12 +316,14 @@ impl Qp {
     /// # Errors
     /// [`crate::VerbsError::Step`].
     pub fn connect(&self, to: &Connection) -> Result<()> {
+        let address = |gid| std::net::Ipv6Addr::from(gid).to_canonical();
         let what = format!(
-            "peer {}, QP {:#08x}, path MTU {}, GID index {}",
-            std::net::Ipv6Addr::from(to.remote.gid).to_canonical(),
+            "from {}, GID index {}, to peer {}, QP {:#08x}, path MTU {}",
+            address(to.own),
+            to.gid_index,
+            address(to.remote.gid),
             to.remote.qpn,
-            to.mtu,
-            to.gid_index
+            to.mtu
         );
         let mut attr = QpAttr {
             qp_state: qp_state::RTR,

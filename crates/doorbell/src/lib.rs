@@ -114,7 +114,7 @@ pub use qp::{
     AnyQp, Cq, Export, ExportLayout, Handler, Progress, Qp, QpBuilder, QpCore, QpCounters, QpState,
     Ready, Reset, State, connect_pair, export_array, export_array_host,
 };
-pub use rdma::{RdmaPort, rdma_ports};
+pub use rdma::{Rdma, RdmaPort, rdma};
 
 pub use doorbell_device::layout::{CqKind, ErrorKind, QpHandle};
 pub use doorbell_gpu::{

@@ -1,9 +1,24 @@
 //! RDMA devices of this host, as libibverbs lists them: what there is for [`LinkKind::Verbs`](crate::LinkKind::Verbs). Nothing is changed by looking.
 
+use std::path::PathBuf;
+
 use doorbell_hca::HcaError;
-use doorbell_hca::verbs::library::{Context, GidKind, Verbs, abi};
+use doorbell_hca::verbs::library::{Context, GidKind, Protocol, Verbs, VerbsError, abi};
 
 use crate::Result;
+
+/// What there is of RDMA on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rdma {
+    /// The file of libibverbs.
+    pub library: Option<PathBuf>,
+    /// The release of rdma-core that it is of, if its file says so: `44.0`.
+    pub release: Option<String>,
+    /// Every port of every device that can be opened.
+    pub ports: Vec<RdmaPort>,
+    /// Devices that cannot be opened, and why.
+    pub refused: Vec<(String, String)>,
+}
 
 /// A port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,9 +35,9 @@ pub struct RdmaPort {
     pub vendor: (u32, u32),
     /// `active`, `down`, …
     pub state: &'static str,
-    /// It may be used now.
-    pub active: bool,
-    /// `Ethernet`, `InfiniBand` or `EFA`.
+    /// Why it cannot be used now, and what to do; `None`: it can.
+    pub unusable: Option<String>,
+    /// `Ethernet`, `InfiniBand`, `EFA` or `iWARP`.
     pub link_layer: &'static str,
     /// Bytes of the path MTU that goes now.
     pub mtu: u16,
@@ -30,61 +45,78 @@ pub struct RdmaPort {
     pub max_message: u32,
     /// Atomics of 8 bytes work over it: the device's, or over an EFA the engines'.
     pub atomics: bool,
-    /// The address that would be used: index, GID, kind.
-    pub gid: Option<(u8, String, &'static str)>,
+    /// Its addresses: index, GID, kind.
+    pub gids: Vec<(u8, String, &'static str)>,
+    /// The index of the one that is used where nobody chooses.
+    pub usual_gid: Option<u8>,
+}
+
+impl RdmaPort {
+    /// The address at an index, or the usual one: index, GID, kind.
+    pub fn gid(&self, index: Option<u8>) -> Option<&(u8, String, &'static str)> {
+        let index = index.or(self.usual_gid)?;
+        self.gids.iter().find(|(i, ..)| *i == index)
+    }
 }
 
 /// Every port of every device that can be opened, and the devices that cannot, with the reason.
 ///
 /// # Errors
 /// libibverbs is not there, or lists nothing.
-#[allow(
-    clippy::type_complexity,
-    reason = "two lists, and the function's documentation says of what"
-)]
-pub fn rdma_ports() -> Result<(Vec<RdmaPort>, Vec<(String, String)>)> {
+pub fn rdma() -> Result<Rdma> {
     let library = Verbs::load().map_err(HcaError::from)?;
     let (mut ports, mut refused) = (Vec::new(), Vec::new());
     for device in library.devices().map_err(HcaError::from)? {
-        let found = Context::open(&library, &device.name).and_then(|context| {
-            let attributes = context.attributes()?;
-            // Without its library an EFA device is listed all the same; opening it says what is missing.
-            let efa = context.efa().ok().flatten();
-            for port in 1..=attributes.ports {
-                let attr = context.port(port)?;
-                let gid = context.choose_gid(port, None, None).ok();
-                ports.push(RdmaPort {
-                    device: device.name.clone(),
-                    port,
-                    node: device.node.clone(),
-                    firmware: attributes.firmware.clone(),
-                    vendor: (attributes.vendor, attributes.part),
-                    state: attr.state_word(),
-                    active: attr.state == abi::port_state::ACTIVE,
-                    link_layer: match (&efa, attr.is_ethernet()) {
-                        (Some(_), _) => "EFA",
-                        (None, true) => "Ethernet",
-                        (None, false) => "InfiniBand",
-                    },
-                    mtu: attr.mtu,
-                    max_message: efa.map_or(attr.max_message, |e| e.max_rdma),
-                    atomics: attributes.atomics || efa.is_some(),
-                    gid: gid.map(|g| {
-                        let kind = match g.kind {
-                            GidKind::Infiniband => "InfiniBand",
-                            GidKind::RoceV1 => "RoCE v1",
-                            GidKind::RoceV2 => "RoCE v2",
-                            GidKind::Unknown => "unknown",
-                        };
-                        (g.index, std::net::Ipv6Addr::from(g.gid).to_string(), kind)
-                    }),
-                });
-            }
-            Ok(())
-        });
-        if let Err(e) = found {
-            refused.push((device.name, e.to_string()));
+        match Context::open(&library, &device.name).and_then(|c| ports_of(&c, &device.node)) {
+            Ok(found) => ports.extend(found),
+            Err(e) => refused.push((device.name, e.to_string())),
         }
     }
-    Ok((ports, refused))
+    Ok(Rdma {
+        library: library.file(),
+        release: library.release(),
+        ports,
+        refused,
+    })
+}
+
+fn ports_of(context: &Context, node: &str) -> Result<Vec<RdmaPort>, VerbsError> {
+    let attributes = context.attributes()?;
+    // Without its library an EFA device is listed all the same; opening it says what is missing.
+    let efa = context.efa().ok().flatten();
+    let port = |port| {
+        let attr = context.port(port)?;
+        let usable = context.connectable().and(context.active_port(port));
+        let gids = context.gids(port)?.into_iter().map(|g| {
+            let kind = match g.kind {
+                GidKind::Infiniband => "InfiniBand",
+                GidKind::RoceV1 => "RoCE v1",
+                GidKind::RoceV2 => "RoCE v2",
+                GidKind::Unknown => "unknown",
+            };
+            let address = std::net::Ipv6Addr::from(g.gid).to_canonical().to_string();
+            (g.index, address, kind)
+        });
+        Ok(RdmaPort {
+            device: context.name().to_owned(),
+            port,
+            node: node.to_owned(),
+            firmware: attributes.firmware.clone(),
+            vendor: (attributes.vendor, attributes.part),
+            state: attr.state_word(),
+            unusable: usable.err().map(|e| e.to_string()),
+            link_layer: match (&efa, context.protocol(), attr.link_layer) {
+                (Some(_), ..) => "EFA",
+                (_, Protocol::Iwarp, _) => "iWARP",
+                (_, _, abi::link_layer::ETHERNET) => "Ethernet",
+                _ => "InfiniBand",
+            },
+            mtu: attr.mtu,
+            max_message: efa.map_or(attr.max_message, |e| e.max_rdma),
+            atomics: attributes.atomics || efa.is_some(),
+            gids: gids.collect(),
+            usual_gid: context.choose_gid(port, None, None).ok().map(|g| g.index),
+        })
+    };
+    (1..=attributes.ports).map(port).collect()
 }

@@ -20,6 +20,14 @@ pub struct VerbsConfig {
     pub calls: bool,
     /// Over SRD: only inline WRITEs wait for those before them, not all that are as short ([`Access::ORDERED`](crate::Access::ORDERED) means nothing then).
     pub relaxed: bool,
+    /// Bytes of the path MTU at most; the least of this, the port's and what the peer says is used.
+    pub mtu: u16,
+    /// Service level of what is sent, 0 to 15: InfiniBand's, and with RoCE the priority of VLAN frames.
+    pub service_level: u8,
+    /// Traffic class of what is sent: with RoCE v2 the byte of DSCP and ECN.
+    pub traffic_class: u8,
+    /// Which entry of the port's table of partition keys.
+    pub pkey_index: u16,
     /// A queue pair whose completions stay away for so long is looked at.
     pub silence: Duration,
 }
@@ -34,15 +42,50 @@ impl VerbsConfig {
             ip: None,
             calls: true,
             relaxed: false,
+            mtu: 4096,
+            service_level: 0,
+            traffic_class: 0,
+            pkey_index: 0,
             silence: Duration::from_secs(10),
         }
+    }
+
+    /// Takes an option; what is wrong with it otherwise.
+    fn option(&mut self, name: &str, value: &str) -> Result<(), String> {
+        /// A number up to `most`.
+        fn number(what: &str, value: &str, most: u16) -> Result<u16, String> {
+            let read = value.parse().ok().filter(|n| *n <= most);
+            read.ok_or_else(|| format!("`{value}` is no {what}, which are 0 to {most}"))
+        }
+        let word = |values: &str| format!("`{value}` is no value of `{name}`: give {values}");
+        match (name, value) {
+            ("gid", _) => self.gid = Some(number("GID index", value, 255)? as u8),
+            ("sl", _) => self.service_level = number("service level", value, 15)? as u8,
+            ("tc", _) => self.traffic_class = number("traffic class", value, 255)? as u8,
+            ("pkey", _) => self.pkey_index = number("index of a P_Key", value, u16::MAX)?,
+            ("ip", _) => {
+                let ip = value.parse();
+                self.ip = Some(ip.map_err(|_| format!("`{value}` is no address"))?);
+            }
+            ("order", "inline") => self.relaxed = true,
+            ("order", _) => return Err(word("inline")),
+            ("post", "list") => self.calls = false,
+            ("post", "calls") => self.calls = true,
+            ("post", _) => return Err(word("calls or list")),
+            _ => {
+                return Err(format!(
+                    "`{name}` is no option: there are gid, sl, tc, pkey, ip, order and post"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
 impl FromStr for VerbsConfig {
     type Err = String;
 
-    /// `DEVICE[:PORT][?gid=N][&ip=ADDRESS][&post=list][&order=inline]`.
+    /// `DEVICE[:PORT][?gid=N][&sl=N][&tc=N][&pkey=N][&ip=ADDRESS][&post=list][&order=inline]`.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.strip_prefix("verbs:").unwrap_or(text);
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
@@ -58,34 +101,29 @@ impl FromStr for VerbsConfig {
             _ => return Err(wrong(format!("`{port}` is no port"))),
         };
         for option in options.split('&').filter(|o| !o.is_empty()) {
-            match option.split_once('=') {
-                Some(("gid", index)) => {
-                    let index = index
-                        .parse()
-                        .map_err(|_| wrong(format!("`{index}` is no GID index")))?;
-                    config.gid = Some(index);
-                }
-                Some(("ip", ip)) => {
-                    let ip = ip
-                        .parse()
-                        .map_err(|_| wrong(format!("`{ip}` is no address")))?;
-                    config.ip = Some(ip);
-                }
-                Some(("order", "inline")) => config.relaxed = true,
-                Some(("post", "list")) => config.calls = false,
-                Some(("post", "calls")) => config.calls = true,
-                _ => return Err(wrong(format!("`{option}` is no option"))),
-            }
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            config.option(name, value).map_err(wrong)?;
         }
         Ok(config)
     }
 }
 
+/// As it is given, with all that is not as usual.
 impl fmt::Display for VerbsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "verbs:{}:{}", self.device, self.port)?;
-        if let Some(gid) = self.gid {
-            write!(f, "?gid={gid}")?;
+        let number =
+            |name, value: u16, usual: u16| (value != usual).then(|| format!("{name}={value}"));
+        let options = [
+            self.gid.map(|gid| format!("gid={gid}")),
+            number("sl", self.service_level.into(), 0),
+            number("tc", self.traffic_class.into(), 0),
+            number("pkey", self.pkey_index, 0),
+            self.relaxed.then(|| "order=inline".to_owned()),
+            (!self.calls).then(|| "post=list".to_owned()),
+        ];
+        for (i, option) in options.into_iter().flatten().enumerate() {
+            write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
         }
         Ok(())
     }
@@ -96,13 +134,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_named_with_port_and_gid() {
-        let config: VerbsConfig = "verbs:mlx5_0:2?gid=3&post=list".parse().expect("valid");
+    fn devices_are_named_with_port_and_options() {
+        let text = "verbs:mlx5_0:2?gid=3&sl=5&tc=106&pkey=1&order=inline&post=list";
+        let config: VerbsConfig = text.parse().expect("valid");
         assert_eq!((config.device.as_str(), config.port), ("mlx5_0", 2));
         assert_eq!((config.gid, config.calls), (Some(3), false));
-        assert_eq!(config.to_string(), "verbs:mlx5_0:2?gid=3");
+        assert_eq!((config.service_level, config.traffic_class), (5, 106));
+        assert_eq!((config.pkey_index, config.relaxed), (1, true));
+        assert_eq!(config.to_string(), text);
         let config: VerbsConfig = "rxe0".parse().expect("valid");
         assert_eq!(config, VerbsConfig::new("rxe0"));
+        assert_eq!(config.to_string(), "verbs:rxe0:1");
         for bad in [
             "",
             "verbs:",
@@ -113,6 +155,27 @@ mod tests {
         ] {
             let text = bad.parse::<VerbsConfig>().expect_err(bad);
             assert!(text.contains("DEVICE[:PORT]"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_which_there_are() {
+        for (bad, words) in [
+            (
+                "rxe0?post=bogus",
+                "`bogus` is no value of `post`: give calls or list",
+            ),
+            ("rxe0?order=x", "give inline"),
+            ("rxe0?sl=16", "`16` is no service level, which are 0 to 15"),
+            ("rxe0?tc=256", "which are 0 to 255"),
+            ("rxe0?pkey=-1", "0 to 65535"),
+            (
+                "rxe0?what=1",
+                "there are gid, sl, tc, pkey, ip, order and post",
+            ),
+        ] {
+            let text = bad.parse::<VerbsConfig>().expect_err(bad);
+            assert!(text.contains(words), "{text}");
         }
     }
 }

@@ -7,7 +7,7 @@ use doorbell_device::layout::CqKind;
 use doorbell_hca::verbs::VerbsConfig;
 use doorbell_hca::verbs::library::abi::{event_type, wc_status};
 use doorbell_hca::{Affinity, Cores, Destination, HcaConfig, HcaError, QpState};
-use doorbell_verbs_mock::{Config, Mock};
+use doorbell_verbs_mock::{Config, Mock, Path, Srd};
 use doorbell_wire::{Remote, Syndrome, Vendor, Wqe};
 
 use crate::pair::*;
@@ -245,6 +245,79 @@ fn the_devices_statuses_come_out_as_syndromes_at_the_right_wqe() {
         p.a.wait(&p.rig, 1);
         assert_eq!(p.error_of(2), (expected, Vendor::NONE), "status {status}");
         assert!(p.rig.until(|| p.a.completion(4).is_some()));
+    }
+}
+
+#[test]
+fn a_port_that_went_down_is_no_fault_of_the_work_request() {
+    let mut p = Pair::new(Config::default());
+    let (src, dst) = (p.rig.region(64), p.rig.region(64));
+    let to = p.there(&dst, 0);
+    // What soft-RoCE says of the first packet that finds no interface.
+    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
+    p.mock.set_active(false);
+    let fault = p.fails(Wqe::write(to, src.local(0, 8)).expect("a length"));
+    assert_eq!(fault, (Syndrome::TRANSPORT_RETRY, Vendor::ENGINE_DOWN));
+}
+
+#[test]
+fn service_level_traffic_class_partition_and_path_mtu_reach_the_device() {
+    let p = Pair::with(Config::default(), Options::default(), |config| {
+        (config.service_level, config.traffic_class) = (3, 106);
+        (config.pkey_index, config.mtu) = (2, 1024);
+    });
+    for qp in [&p.a, &p.b] {
+        let end = qp.hca_qp().prepare(&p.port, PATIENCE).expect("it has one");
+        assert_eq!(end.mtu, 1024, "the peer hears of it");
+        let expected = Path {
+            mtu: 3,
+            service_level: 3,
+            traffic_class: 106,
+            pkey_index: 2,
+        };
+        assert_eq!(p.mock.path(end.qpn), Some(expected));
+    }
+    // Who is told of less uses less, and who would use more than the port has does not.
+    let p = Pair::with(Config::default(), Options::default(), |c| c.mtu = u16::MAX);
+    let end = p.a.hca_qp().prepare(&p.port, PATIENCE).expect("it has one");
+    assert_eq!(end.mtu, 4096);
+}
+
+#[test]
+fn devices_that_cannot_be_used_say_why() {
+    let refused = |config: Config, change: fn(&mut VerbsConfig)| {
+        let (rig, mock) = (Rig::new(), Mock::new(config));
+        let mut wanted = VerbsConfig::new(mock.name());
+        change(&mut wanted);
+        let opened = rig.hca.open_verbs(&mock.verbs(), &wanted);
+        opened.expect_err("refused").to_string()
+    };
+    let iwarp = Config {
+        iwarp: true,
+        ..Config::default()
+    };
+    let text = refused(iwarp, |_| {});
+    assert!(text.contains("it speaks iWARP"), "{text}");
+    let locked = Config {
+        refuse_open: libc::EACCES,
+        ..Config::default()
+    };
+    let text = refused(locked, |_| {});
+    assert!(
+        text.contains("opening it (/dev/infiniband/uverbs"),
+        "{text}"
+    );
+    let efa = Config {
+        srd: Some(Srd::default()),
+        ..Config::default()
+    };
+    for change in [
+        (|c| c.service_level = 1) as fn(&mut VerbsConfig),
+        |c| c.traffic_class = 1,
+        |c| c.pkey_index = 1,
+    ] {
+        let text = refused(efa, change);
+        assert!(text.contains("leave out sl, tc and pkey"), "{text}");
     }
 }
 

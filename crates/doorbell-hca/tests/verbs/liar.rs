@@ -101,7 +101,6 @@ impl Liar {
                 srd: Some(QKEY),
                 ..end
             },
-            mtu: 4096,
             sq_psn: 0x66_6666,
             rq_psn: TOKEN,
             timeout: 14,

@@ -21,7 +21,6 @@ pub(crate) struct Pair {
 pub(crate) fn target(peer: VerbsEnd, own: VerbsEnd) -> VerbsTarget {
     VerbsTarget {
         peer,
-        mtu: 4096,
         sq_psn: own.qpn,
         rq_psn: peer.qpn,
         timeout: 14,

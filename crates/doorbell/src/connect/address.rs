@@ -26,12 +26,13 @@ pub fn check_roce_port(text: &str) -> crate::Result<()> {
     crate::provider::roce_port(text).map(drop)
 }
 
-/// The device and port that `text` names: what [`Config::verbs`](crate::Config::verbs) takes. Nothing is opened.
+/// The device, the port and the GID's index, if one is chosen, that `text` names: what [`Config::verbs`](crate::Config::verbs) takes. Nothing is
+/// opened.
 ///
 /// # Errors
 /// [`Error::Setting`](crate::Error::Setting) with what to give instead.
-pub fn check_verbs_port(text: &str) -> crate::Result<(String, u8)> {
-    crate::provider::verbs_port(text).map(|config| (config.device, config.port))
+pub fn check_verbs_port(text: &str) -> crate::Result<(String, u8, Option<u8>)> {
+    crate::provider::verbs_port(text).map(|config| (config.device, config.port, config.gid))
 }
 
 /// Whether `text` says which faults to inject: what [`RoceWrap::fault`](crate::RoceWrap::fault) takes.

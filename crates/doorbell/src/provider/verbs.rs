@@ -56,6 +56,7 @@ impl VerbsSettings {
 
     fn config(&self, library: &Verbs) -> Result<VerbsConfig> {
         let mut config = port(&self.text)?;
+        config.mtu = self.mtu;
         if config.device == "auto" {
             config.device = choose(library, &config).map_err(HcaError::from)?;
         }
@@ -86,6 +87,10 @@ fn choose(library: &Verbs, wanted: &VerbsConfig) -> Result<String, VerbsError> {
                 continue;
             }
         };
+        if let Err(e) = context.connectable() {
+            refused = Some(e);
+            continue;
+        }
         let active =
             |p: &u8| matches!(context.port(*p), Ok(a) if a.state == abi::port_state::ACTIVE);
         if !active(&wanted.port) {
@@ -111,7 +116,6 @@ fn choose(library: &Verbs, wanted: &VerbsConfig) -> Result<String, VerbsError> {
 pub(super) fn target(settings: &VerbsSettings, target: &VerbsTarget, psn: u32) -> Target {
     Target {
         peer: target.peer,
-        mtu: settings.mtu,
         sq_psn: psn,
         rq_psn: target.psn,
         timeout: settings.timeout,

@@ -1,5 +1,7 @@
 //! The device's completions become CQEs: a successful one completes its WQE and all before it, a failed one fails the QP at its WQE.
 
+use std::sync::Arc;
+
 use doorbell_verbs::abi::{Wc, wc_status};
 use doorbell_wire::{Syndrome, Vendor};
 
@@ -126,7 +128,8 @@ impl EngineQp {
     #[cold]
     fn failed_by_device(&mut self, inner: &Inner, wc: &Wc) {
         let Some(link) = self.verbs() else { return };
-        let words = link.nic.port.context().verbs().status_words(wc.status);
+        let port = Arc::clone(&link.nic.port);
+        let words = port.context().verbs().status_words(wc.status);
         tracing::debug!(
             "{:?}: request {}: {words} (vendor error {:#x})",
             link.nic,
@@ -156,8 +159,13 @@ impl EngineQp {
             self.fail_flight(inner, Fault::PortDown);
             return;
         }
+        let (mut syndrome, mut vendor) = (syndrome(wc.status), Vendor::NONE);
+        // Some devices send nothing any more then, and others repeat until they give up; a fault of the work request it is with none.
+        if syndrome == Syndrome::LOCAL_QP_OP && port.is_down() {
+            (syndrome, vendor) = (Fault::PortDown.syndrome(), Fault::PortDown.vendor());
+        }
         let ctrl = self.give_up_flight();
-        self.fail_as(inner, syndrome(wc.status), Vendor::NONE, ctrl);
+        self.fail_as(inner, syndrome, vendor, ctrl);
     }
 }
 
