@@ -19,7 +19,7 @@ pub(crate) struct RemoteArgs {
     /// --connect, server this is then (TCP port 18515)
     #[arg(long, value_enum, value_name = "PROGRAM", help_heading = "Set-up")]
     pub(crate) peer: Option<PeerProgram>,
-    /// Payload of a RoCE packet at most: 256, 512, 1024, 2048 or 4096
+    /// Path MTU of roce and verbs at most, in bytes of payload: 256, 512, 1024, 2048 or 4096
     /// [env: DOORBELL_ROCE_MTU] [default: what fits both ports]
     #[arg(long, value_name = "BYTES", value_parser = path_mtu, help_heading = "Set-up")]
     pub(crate) mtu: Option<u16>,

@@ -98,6 +98,13 @@ pub(crate) fn explain(code: u64) -> String {
         {
             format!("{text}; give both sides the same -s (--size)")
         }
+        Some(Failure::Completion { syndrome, .. })
+            if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY =>
+        {
+            format!(
+                "{text}; look whether the other side runs, and with RoCE whether UDP port {ROCE_PORT} passes both ways in packets of that size"
+            )
+        }
         Some(Failure::TimedOut) => {
             format!(
                 "{text}; look whether the other side is stopped or has ended, whether both were given the same -n and --uc (rc or uc), and whether UDP port {ROCE_PORT} passes both ways"

@@ -322,6 +322,7 @@ pub(crate) fn first_failure<'q>(
         {
             text.push_str(&format!("; the engine says: {fault}"));
         }
+        text.push_str(silence(status.error, || link_of(qp)));
     }
     text.push_str(&format!("; it had posted {}", status.posted));
     // Kernels that keep many requests under way count what is complete at their end alone.
@@ -342,6 +343,34 @@ pub(crate) fn first_failure<'q>(
         text.push_str(&format!(" ({others} other threads failed too)"));
     }
     Err(anyhow!(text))
+}
+
+/// The link of a queue pair, as reports name it.
+fn link_of(qp: &Qp) -> String {
+    let report = qp.pd().device().report(Duration::ZERO);
+    let mut own = report.qps.into_iter().filter(|q| q.qpn == qp.qpn());
+    own.next().map_or(String::new(), |q| q.link)
+}
+
+/// What to look at where a peer did not answer; nothing where that is not what happened.
+fn silence(code: u64, link: impl FnOnce() -> String) -> &'static str {
+    let failure = doorbell_device::Error::from_code(code).map(|e| e.failure());
+    match failure {
+        Some(Failure::Completion {
+            syndrome, vendor, ..
+        }) if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY && Vendor(vendor) == Vendor::NONE => {
+        }
+        _ => return "",
+    }
+    match link().as_str() {
+        "roce" => {
+            "; look whether the peer runs and gets CPU time, and whether UDP passes both ways in packets of that size"
+        }
+        "verbs" => {
+            "; look whether the peer runs and gets CPU time, and whether the two devices reach each other in packets of the path MTU (lower --mtu; `doorbell info` names address and path MTU)"
+        }
+        _ => "; look whether the peer runs and gets CPU time",
+    }
 }
 
 fn says_the_same(code: u64, fault: &doorbell::QpFault) -> bool {
@@ -372,9 +401,6 @@ pub(crate) fn explain(code: u64) -> String {
                     format!("WQE {wqe_index} completed in error: {}", Syndrome(syndrome));
                 if Vendor(vendor) != Vendor::NONE {
                     text.push_str(&format!("; vendor syndrome {}", Vendor(vendor)));
-                }
-                if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY {
-                    text.push_str("; look whether the peer runs and gets CPU time, and whether UDP passes both ways in packets of that size");
                 }
                 text
             }
@@ -410,5 +436,24 @@ mod tests {
             text.ends_with("posted 1324 and seen 1300 complete"),
             "{text}"
         );
+    }
+
+    /// What can be done is said of the link that it is: no NIC is reached by UDP sockets.
+    #[test]
+    fn where_a_peer_did_not_answer_each_link_has_its_own_places_to_look() {
+        let of = |vendor: Vendor, link: &str| {
+            let error =
+                doorbell_device::Error::completion(Syndrome::TRANSPORT_RETRY.0, vendor.0, 7);
+            silence(error.code(), || link.to_owned())
+        };
+        assert!(of(Vendor::NONE, "roce").contains("UDP passes"));
+        let verbs = of(Vendor::NONE, "verbs");
+        assert!(
+            verbs.contains("path MTU") && !verbs.contains("UDP"),
+            "{verbs}"
+        );
+        assert!(!of(Vendor::NONE, "shm").contains("UDP"));
+        // A vendor syndrome says what it was.
+        assert_eq!(of(Vendor::PEER_DEAD, "roce"), "");
     }
 }
