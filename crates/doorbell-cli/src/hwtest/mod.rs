@@ -1,26 +1,28 @@
 //! `doorbell hwtest`: does this host's RDMA hardware carry Doorbell's queue pairs? For someone who has the hardware, to send back.
 //!
-//! It finds the devices, puts each active port through the [steps](trial) of correctness and a short measurement, with a second host if there is one,
-//! and writes one JSON file and one page. It changes nothing on the system: it opens devices, sends between its own queue pairs, and reads files.
+//! It [finds](found) the devices, puts each active port through the [steps](trial) of correctness and a short [measurement](measure), with a second
+//! host if there is one, and writes one JSON file and one page, whatever comes of it: that nothing could be tried, and why, is a result too.
+//! It changes nothing on the system: it opens devices, sends between its own queue pairs, and reads files.
 
+mod found;
+mod measure;
 mod page;
 mod system;
 mod trial;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
 
-use crate::schema::{Outcome, Report};
-use crate::{Ended, files, lists};
+use crate::schema::Outcome;
+use crate::{Ended, WrongArguments, files, lists};
 
 /// The name and version of the result file.
-const SCHEMA: &str = "doorbell-hwtest/2";
+const SCHEMA: &str = "doorbell-hwtest/3";
 
 #[derive(Debug, Args)]
 #[command(after_help = HWTEST)]
@@ -29,13 +31,13 @@ pub(crate) struct HwtestArgs {
     /// [default: every device with an active port]
     #[arg(long, value_name = "DEVICE[:PORT]")]
     device: Vec<String>,
-    /// A second host that runs `doorbell serve`: everything is measured to there as well
-    #[arg(long, value_name = "HOST[:PORT]")]
+    /// A second host that runs `doorbell serve`: what goes to there is tested and measured as well
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = crate::args::far_address)]
     peer: Option<String>,
-    /// Where the results go as JSON
+    /// Where the results go as JSON; - is standard output
     #[arg(long, value_name = "FILE", default_value = "doorbell-hwtest.json")]
     json: PathBuf,
-    /// Where they go as a page to read
+    /// Where they go as a page to read; - is standard output
     #[arg(long, value_name = "FILE", default_value = "doorbell-hwtest.txt")]
     page: PathBuf,
     /// Signals that are counted
@@ -47,15 +49,21 @@ pub(crate) struct HwtestArgs {
     /// A step fails when nothing happens for this many seconds
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "30")]
     timeout: Duration,
+    /// No measurement of a device begins after this many seconds of measuring; half of it to the second host
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "240")]
+    perf_time: Duration,
 }
 
 const HWTEST: &str = "\
 It changes nothing on the system. Some ten minutes for a device. With a second
 host:
   there: doorbell serve          here: doorbell hwtest --peer THAT_HOST
-Send doorbell-hwtest.json back: it names devices, their GIDs (which contain IP
-addresses), PCI numbers, firmware, distribution, kernel, CPU, GPU and drivers.
-Exit status: 0 all well, 1 no device could be tested, 3 a step failed.";
+Please send doorbell-hwtest.json back, above all when something failed, or when
+nothing could be tried: attach it to an issue of the project that you have this
+program from. It names devices, their GIDs (which contain IP addresses), PCI
+numbers, firmware, distribution, kernel, CPU, GPU and drivers.
+Exit status: 0 all well, 1 nothing could be tested or the results not be
+written, 2 wrong arguments, 3 a step or a measurement failed.";
 
 /// Everything that was found.
 #[derive(Debug, Serialize)]
@@ -65,9 +73,11 @@ struct Results {
     started: String,
     /// It came to its end: otherwise this is what was known when it stopped.
     complete: bool,
+    /// Why nothing was tried; null: something was.
+    nothing: Option<String>,
     host: system::Host,
-    /// Devices that cannot be opened, and why.
-    refused: Vec<(String, String)>,
+    /// The second host, as it was named.
+    peer: Option<String>,
     devices: Vec<DeviceResult>,
 }
 
@@ -75,6 +85,8 @@ struct Results {
 #[derive(Debug, Default, Serialize)]
 struct DeviceResult {
     port: String,
+    /// Why it was not tested; null: it was.
+    skipped: Option<String>,
     firmware: String,
     vendor: String,
     hardware: system::Hardware,
@@ -83,13 +95,39 @@ struct DeviceResult {
     mtu: u16,
     max_message: u32,
     atomics: bool,
+    /// The one that was used.
     gid: Option<String>,
-    steps: Vec<trial::Step>,
+    steps: Vec<Step>,
     perf: Vec<Measured>,
     /// Measurements that failed, and how.
-    failed: Vec<String>,
+    failed: Vec<Failed>,
+    /// Measurements that were left out, since the others took the time.
+    left_out: Vec<String>,
     /// Whether the device reaches the GPU's memory: `reached`, or why not. Absent without a CUDA GPU.
     gpu_memory: Option<String>,
+}
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Step {
+    name: String,
+    /// What was seen, or what is wrong, in a line.
+    said: String,
+    /// All that a program said that this one ran; absent where that is all.
+    output: Option<String>,
+    ok: bool,
+    millis: u64,
+}
+
+/// A measurement that failed.
+#[derive(Debug, Serialize)]
+struct Failed {
+    /// The measurement.
+    what: String,
+    /// Why, in a line.
+    why: String,
+    /// All that was said.
+    output: String,
 }
 
 /// What a measurement gave.
@@ -103,27 +141,6 @@ struct Measured {
 }
 
 impl DeviceResult {
-    fn new(name: String, port: Option<&doorbell::RdmaPort>) -> Self {
-        let nothing = Self {
-            port: name,
-            ..Self::default()
-        };
-        let Some(port) = port else { return nothing };
-        let gid = port.gid.as_ref();
-        Self {
-            firmware: port.firmware.clone(),
-            vendor: format!("{:#06x}:{}", port.vendor.0, port.vendor.1),
-            hardware: system::Hardware::read(&port.device, port.port),
-            link_layer: port.link_layer,
-            state: port.state,
-            mtu: port.mtu,
-            max_message: port.max_message,
-            atomics: port.atomics,
-            gid: gid.map(|(index, gid, kind)| format!("{gid} (index {index}, {kind})")),
-            ..nothing
-        }
-    }
-
     fn is_well(&self) -> bool {
         self.failed.is_empty() && self.steps.iter().all(|s| s.ok)
     }
@@ -132,9 +149,36 @@ impl DeviceResult {
 impl Results {
     /// Writes what is known by now: something that stops the host, or this program, leaves that.
     fn save(&self, args: &HwtestArgs) -> Result<()> {
-        whole(&args.json, &serde_json::to_vec_pretty(self)?)?;
-        whole(&args.page, page::text(self).as_bytes())
+        for (path, bytes) in self.files(args)? {
+            if !is_stdout(path) {
+                whole(path, &bytes)?;
+            }
+        }
+        Ok(())
     }
+
+    /// The last of it: standard output takes it once.
+    fn finish(&mut self, args: &HwtestArgs) -> Result<()> {
+        self.complete = true;
+        self.save(args)?;
+        for (path, bytes) in self.files(args)? {
+            if is_stdout(path) {
+                crate::out::say(&format!("{}\n", String::from_utf8_lossy(&bytes).trim_end()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn files<'a>(&self, args: &'a HwtestArgs) -> Result<[(&'a Path, Vec<u8>); 2]> {
+        Ok([
+            (args.json.as_path(), serde_json::to_vec_pretty(self)?),
+            (args.page.as_path(), page::text(self).into_bytes()),
+        ])
+    }
+}
+
+fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// Writes a file that is there whole or as it was before; a pipe or a device takes what it is given.
@@ -151,196 +195,99 @@ fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
     })
 }
 
+impl HwtestArgs {
+    /// A line about how it goes: beside the results where those go to standard output. That it cannot be said (a full disk) does not end the test.
+    fn say(&self, line: &str) {
+        match is_stdout(&self.json) || is_stdout(&self.page) {
+            true => crate::complain(line),
+            false => drop(crate::out::say(&format!("{line}\n"))),
+        }
+    }
+}
+
 /// Runs it.
 pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
-    let started = crate::environment::utc_now();
-    let (ports, refused) = doorbell::rdma_ports()?;
-    let mut say = |line: &str| {
-        // That it cannot be said (a full disk) does not end the test.
-        let _ = crate::out::say(&format!("{line}\n"));
-    };
-    say(&format!("doorbell hwtest {}", crate::VERSION));
-    for (device, why) in &refused {
-        say(&format!("{device}: cannot be opened: {why}"));
-    }
-    let mut wanted: Vec<(String, Option<&doorbell::RdmaPort>)> = Vec::new();
-    for port in ports.iter().filter(|p| p.active && args.device.is_empty()) {
-        wanted.push((format!("{}:{}", port.device, port.port), Some(port)));
+    if is_stdout(&args.json) && is_stdout(&args.page) {
+        let wrong =
+            anyhow::anyhow!("--json - and --page - are one and the same place: name a file");
+        return Err(wrong.context(WrongArguments));
     }
     for name in &args.device {
-        let (device, number) = doorbell::connect::check_verbs_port(name)?;
-        let named = |p: &&doorbell::RdmaPort| p.device == device && p.port == number;
-        wanted.push((name.clone(), ports.iter().find(named)));
+        doorbell::connect::check_verbs_port(name).context(WrongArguments)?;
     }
-    for port in ports.iter().filter(|p| !p.active) {
-        say(&format!(
-            "{}:{}: its port is {}: not tested",
-            port.device, port.port, port.state
-        ));
-    }
-    if wanted.is_empty() {
-        anyhow::bail!(
-            "no RDMA device has an active port: see `rdma link`, and `doorbell info` for what is missing"
-        );
-    }
+    let started = crate::environment::utc_now();
+    args.say(&format!("doorbell hwtest {}", crate::VERSION));
+    system::raise_memlock();
+    let (library, devices) = found::devices(&args.device)?;
     let mut results = Results {
         schema: SCHEMA,
         version: crate::VERSION.to_owned(),
         started,
         complete: false,
-        host: system::Host::read(),
-        refused,
-        devices: Vec::new(),
+        nothing: found::nothing(&library, &devices),
+        host: system::Host::read(library),
+        peer: args.peer.clone(),
+        devices,
     };
+    for line in page::host(&results.host) {
+        args.say(&line);
+    }
+    if results.nothing.is_none()
+        && let Some(peer) = &args.peer
+    {
+        results.nothing = found::unreachable(peer);
+    }
     // Before the test, not after it, is when to hear that they cannot be written.
     results.save(args)?;
-    for (name, port) in wanted {
-        say(&format!("\n{name}"));
-        let at = results.devices.len();
-        results.devices.push(DeviceResult::new(name.clone(), port));
-        let amount = trial::Amount {
-            signals: args.signals,
-            timeout: args.timeout,
-            atomics: results.devices[at].atomics,
-        };
-        trial::run(&name, amount, &mut |step| {
-            say(&page::step(&step));
-            results.devices[at].steps.push(step);
-            results.save(args)
-        })?;
-        if !args.no_perf && results.devices[at].steps.iter().any(|s| s.ok) {
-            measure(args, &mut results, at, None, &mut say)?;
-            if let Some(peer) = &args.peer {
-                measure(args, &mut results, at, Some(peer), &mut say)?;
-            }
-        }
-        if !args.no_perf && results.host.gpu.is_some() {
-            let said = gpu_memory(args, &name);
-            say(&format!("  GPU memory: {said}"));
-            results.devices[at].gpu_memory = Some(said);
+    for at in 0..results.devices.len() {
+        let device = &results.devices[at];
+        args.say(&format!("\n{}", page::device(device)));
+        if device.skipped.is_none() && results.nothing.is_none() {
+            test(args, &mut results, at)?;
         }
     }
-    results.complete = true;
-    results.save(args)?;
-    say(&format!("\n{}", page::verdict(&results)));
-    say(&format!(
-        "written: {} (to send back) and {} (to read)",
+    results.finish(args)?;
+    args.say(&format!("\n{}", page::verdict(&results)));
+    args.say(&format!(
+        "written: {} and, to read, {}",
         args.json.display(),
         args.page.display()
     ));
-    Ok(match results.devices.iter().all(DeviceResult::is_well) {
-        true => Ended::Well,
-        false => Ended::CheckFailed,
-    })
+    args.say(&page::where_to_send(&args.json));
+    Ok(
+        match (
+            &results.nothing,
+            results.devices.iter().all(DeviceResult::is_well),
+        ) {
+            (Some(_), _) => Ended::Verdict(1),
+            (None, true) => Ended::Well,
+            (None, false) => Ended::CheckFailed,
+        },
+    )
 }
 
-/// Does the device move GPU memory by itself? A test of its own: without that, payloads in host memory still go.
-fn gpu_memory(args: &HwtestArgs, port: &str) -> String {
-    let test = [
-        "put-bw",
-        "--size",
-        "64K",
-        "--mem",
-        "gpu",
-        "--local-mem",
-        "gpu",
-    ];
-    match one(args, port, "cuda", &test, None) {
-        Ok(_) => "reached".to_owned(),
-        Err(e) => crate::words(&e),
-    }
-}
-
-/// The short measurements: each test once, checked, by this very program; and what the GPU's own kernels post, where there is one.
-fn measure(
-    args: &HwtestArgs,
-    results: &mut Results,
-    at: usize,
-    peer: Option<&String>,
-    say: &mut dyn FnMut(&str),
-) -> Result<()> {
-    let tests: &[&[&str]] = &[
-        &["put-bw", "--size", "8,4K,64K,1M"],
-        &[
-            "put-bw",
-            "--size",
-            "64",
-            "--threads",
-            "4",
-            "--sharing",
-            "gpu",
-        ],
-        &[
-            "put-bw",
-            "--size",
-            "64",
-            "--threads",
-            "4",
-            "--sharing",
-            "block",
-        ],
-        &["get-bw", "--size", "4K,64K"],
-        &["send-bw", "--size", "4K"],
-        &["atomic-rate"],
-        &["put-lat", "--size", "8"],
-        &["signal-lat", "--size", "8"],
-    ];
-    let by_cuda: &[&[&str]] = &[&["put-bw", "--size", "8,64K"], &["put-lat", "--size", "8"]];
-    let by_cuda = match results.host.gpu {
-        Some(_) => by_cuda,
-        None => &[],
+/// One port: the steps, those to the second host, and what is measured.
+fn test(args: &HwtestArgs, results: &mut Results, at: usize) -> Result<()> {
+    let name = results.devices[at].port.clone();
+    let amount = trial::Amount {
+        signals: args.signals,
+        timeout: args.timeout,
+        atomics: results.devices[at].atomics,
     };
-    let all = tests.iter().map(|test| ("host", *test));
-    for (gpu, test) in all.chain(by_cuda.iter().map(|test| ("cuda", *test))) {
-        let result = &mut results.devices[at];
-        match one(args, &result.port, gpu, test, peer) {
-            Ok(rows) => {
-                for outcome in rows {
-                    let to = peer.cloned();
-                    let row = Measured { to, outcome };
-                    say(&page::row(&row));
-                    result.perf.push(row);
-                }
-            }
-            Err(e) => {
-                let to = peer.map_or(String::new(), |p| format!(" to {p}"));
-                let label = format!("{} (GPU: {gpu}){to}", test.join(" "));
-                let why = crate::words(&e);
-                say(&format!("  FAILED  {label}: {why}"));
-                result.failed.push(format!("{label}: {why}"));
-            }
-        }
-        results.save(args)?;
+    trial::run(&name, amount, &mut |step| {
+        args.say(&page::step(&step));
+        results.devices[at].steps.push(step);
+        results.save(args)
+    })?;
+    // Where no step went well, neither does a measurement.
+    if results.devices[at].steps.iter().all(|s| !s.ok) {
+        return Ok(());
+    }
+    if let Some(peer) = &args.peer {
+        measure::to_peer(args, results, at, peer)?;
+    }
+    if !args.no_perf {
+        measure::here(args, results, at)?;
     }
     Ok(())
-}
-
-fn one(
-    args: &HwtestArgs,
-    port: &str,
-    gpu: &str,
-    test: &[&str],
-    peer: Option<&String>,
-) -> Result<Vec<Outcome>> {
-    let program = std::env::current_exe().context("finding this program")?;
-    let mut command = Command::new(program);
-    command
-        .arg("perf")
-        .args(test)
-        .args(["--link", &format!("verbs:{port}")])
-        .args(["--check", "--quick", "--gpu", gpu, "--json", "-"])
-        .args(["--timeout", &args.timeout.as_secs().max(1).to_string()])
-        .stdin(Stdio::null());
-    if let Some(peer) = peer {
-        command.args(["--connect", peer]);
-    }
-    let output = command.output().context("running the measurement")?;
-    anyhow::ensure!(
-        output.status.success(),
-        "{}: {}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let report: Report = serde_json::from_slice(&output.stdout)?;
-    Ok(report.results)
 }

@@ -1,9 +1,25 @@
 //! The results as lines to read.
 
 use std::fmt::Write;
+use std::path::Path;
 
-use super::trial::Step;
-use super::{DeviceResult, Measured, Results};
+use super::system::Host;
+use super::{DeviceResult, Measured, Results, Step};
+
+/// Where results are sent: to the repository, if this program knows where that is.
+pub(super) fn where_to_send(json: &Path) -> String {
+    let tracker = match env!("CARGO_PKG_REPOSITORY") {
+        "" => "an issue of the project that you have this program from".to_owned(),
+        url => format!("an issue at {url}/issues"),
+    };
+    let json = match json.as_os_str() == "-" {
+        true => "the JSON".into(),
+        false => json.display().to_string(),
+    };
+    format!(
+        "Please send it back, whatever it says: attach {json} to {tracker}, named after the NIC. It becomes a line of HARDWARE.md."
+    )
+}
 
 /// A step of correctness.
 pub(super) fn step(step: &Step) -> String {
@@ -40,6 +56,16 @@ pub(super) fn row(row: &Measured) -> String {
 
 /// How it went, in a line.
 pub(super) fn verdict(results: &Results) -> String {
+    if let Some(why) = &results.nothing {
+        return match results
+            .devices
+            .iter()
+            .any(|d| d.skipped.as_ref() == Some(why))
+        {
+            true => "nothing was tested, for the reason beside the device".to_owned(),
+            false => format!("nothing was tested: {why}"),
+        };
+    }
     let (mut well, mut all) = (0, 0);
     for device in &results.devices {
         let good = device.steps.iter().filter(|s| s.ok).count();
@@ -91,64 +117,98 @@ fn line_of_the_list(results: &Results, device: &DeviceResult) -> String {
     )
 }
 
+fn known(text: Option<&str>) -> &str {
+    text.filter(|t| !t.is_empty()).unwrap_or("unknown")
+}
+
+/// The host; what is likely to stand in the way first.
+pub(super) fn host(host: &Host) -> Vec<String> {
+    let gpu = match (&host.gpu, &host.gpu_why) {
+        (Some(gpu), _) => format!("GPU {gpu}, driver {}", known(host.gpu_driver.as_deref())),
+        (None, why) => format!("GPU none: {}", known(why.as_deref())),
+    };
+    vec![
+        format!("memory that may be locked: {}", host.locking()),
+        format!(
+            "{}, {}, {} CPUs of {}",
+            known(host.os.as_deref()),
+            known(host.kernel.as_deref()),
+            host.cpus,
+            known(host.cpu.as_deref())
+        ),
+        format!("rdma-core {}", host.rdma_core),
+        gpu,
+    ]
+}
+
+/// A device's heading, with what is against it.
+pub(super) fn device(device: &DeviceResult) -> String {
+    let hardware = &device.hardware;
+    let mut text = format!(
+        "{}: driver {}, firmware {}, PCI {}",
+        device.port,
+        known(hardware.driver.as_deref()),
+        known(Some(&device.firmware)),
+        hardware.pci.as_deref().unwrap_or("none")
+    );
+    if !device.link_layer.is_empty() {
+        let _ = write!(
+            text,
+            ", {}, port {} at {}, path MTU {}, GID {}",
+            device.link_layer,
+            device.state,
+            known(hardware.rate.as_deref()),
+            device.mtu,
+            device.gid.as_deref().unwrap_or("none")
+        );
+    }
+    if let Some(why) = &device.skipped {
+        let _ = write!(text, "\n  not tested: {why}");
+    }
+    text
+}
+
 /// The page.
 pub(super) fn text(results: &Results) -> String {
-    let mut page = String::new();
-    let or = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
-    let host = &results.host;
-    let _ = writeln!(
-        page,
-        "Doorbell hardware test {}, {}: {}",
+    let mut page = format!(
+        "Doorbell hardware test {}, {}: {}\n",
         results.version,
         results.started,
         verdict(results)
     );
-    let _ = writeln!(
-        page,
-        "{}, {}, {} CPUs of {}",
-        or(&host.os),
-        or(&host.kernel),
-        host.cpus,
-        or(&host.cpu)
-    );
-    let _ = writeln!(
-        page,
-        "GPU {}, driver {}",
-        host.gpu.as_deref().unwrap_or("none"),
-        host.gpu_driver.as_deref().unwrap_or("none")
-    );
-    for (device, why) in &results.refused {
-        let _ = writeln!(page, "{device}: cannot be opened: {why}");
+    for line in host(&results.host) {
+        let _ = writeln!(page, "{line}");
     }
-    for device in &results.devices {
-        let _ = writeln!(
-            page,
-            "\n{}: {}, driver {}, firmware {}, PCI {}, port {} at {}, path MTU {}, GID {}",
-            device.port,
-            device.link_layer,
-            or(&device.hardware.driver),
-            device.firmware,
-            device.hardware.pci.as_deref().unwrap_or("none"),
-            device.state,
-            or(&device.hardware.rate),
-            device.mtu,
-            device.gid.as_deref().unwrap_or("none")
-        );
-        for one in &device.steps {
+    if let Some(peer) = &results.peer {
+        let _ = writeln!(page, "second host {peer}");
+    }
+    for one in &results.devices {
+        let _ = writeln!(page, "\n{}", device(one));
+        for one in &one.steps {
             let _ = writeln!(page, "{}", step(one));
         }
-        for one in &device.perf {
+        for one in &one.perf {
             let _ = writeln!(page, "{}", row(one));
         }
-        for one in &device.failed {
-            let _ = writeln!(page, "  FAILED  {one}");
+        for one in &one.failed {
+            let _ = writeln!(page, "  FAILED  {}: {}", one.what, one.why);
         }
-        if let Some(said) = &device.gpu_memory {
+        for one in &one.left_out {
+            let _ = writeln!(page, "  left out, since the others took the time: {one}");
+        }
+        if let Some(said) = &one.gpu_memory {
             let _ = writeln!(page, "  GPU memory: {said}");
         }
     }
-    let _ = writeln!(page, "\nLines for HARDWARE.md, from what was found here:");
-    for device in &results.devices {
+    let tested: Vec<_> = results
+        .devices
+        .iter()
+        .filter(|d| !d.steps.is_empty())
+        .collect();
+    if !tested.is_empty() {
+        let _ = writeln!(page, "\nLines for HARDWARE.md, from what was found here:");
+    }
+    for device in tested {
         let _ = writeln!(page, "{}", line_of_the_list(results, device));
     }
     page

@@ -14,17 +14,98 @@ pub(super) struct Host {
     pub(super) os: Option<String>,
     pub(super) cpu: Option<String>,
     pub(super) cpus: u64,
-    /// Bytes that this process may lock; absent: no limit.
+    /// Bytes that this process may lock; null: no limit.
     memlock: Option<u64>,
+    /// It may lock more than its limit, by the capability for that.
+    locks_any: bool,
+    /// The release of rdma-core; `unknown` if its library does not say it.
+    pub(super) rdma_core: String,
+    /// libibverbs, or why there is none.
+    library: Library,
     pub(super) gpu: Option<String>,
+    /// Why there is none that is used.
+    pub(super) gpu_why: Option<String>,
     pub(super) gpu_driver: Option<String>,
     /// Kernel modules that give NICs GPU memory, of those that are loaded.
     gpu_memory_modules: Vec<&'static str>,
 }
 
+/// libibverbs.
+#[derive(Debug, Serialize)]
+pub(super) struct Library {
+    file: Option<String>,
+    release: Option<String>,
+    missing: Option<String>,
+}
+
+impl Library {
+    pub(super) fn of(rdma: &doorbell::Rdma) -> Self {
+        Self {
+            file: rdma.library.as_ref().map(|f| f.display().to_string()),
+            release: rdma.release.clone(),
+            missing: None,
+        }
+    }
+
+    pub(super) fn missing(why: &str) -> Self {
+        Self {
+            file: None,
+            release: None,
+            missing: Some(why.to_owned()),
+        }
+    }
+
+    /// Why it cannot be used, if that is so.
+    pub(super) fn why(&self) -> Option<&str> {
+        self.missing.as_deref()
+    }
+}
+
+/// Memory that the test locks, with room for what devices lock of their own.
+const LOCKED: u64 = 64 << 20;
+/// `CAP_IPC_LOCK`, by its number.
+const IPC_LOCK: u64 = 1 << 14;
+
+/// Lets this process, and those that it starts, lock what they may ask for without rights.
+pub(super) fn raise_memlock() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
+    if current != maximum {
+        // One that may not be raised stays, and is told.
+        let _ = setrlimit(
+            Resource::Memlock,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        );
+    }
+}
+
+/// Does a limit on locked memory mean nothing to this process?
+fn locks_any(status: &str) -> bool {
+    let bits = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    bits.and_then(|b| u64::from_str_radix(b.trim(), 16).ok())
+        .is_some_and(|b| b & IPC_LOCK != 0)
+}
+
 impl Host {
-    pub(super) fn read() -> Self {
+    /// What it may lock, and what to do if that is too little.
+    pub(super) fn locking(&self) -> String {
+        match self.memlock {
+            _ if self.locks_any => "any (CAP_IPC_LOCK)".to_owned(),
+            None => "any".to_owned(),
+            Some(bytes) if bytes >= LOCKED => crate::units::size(bytes),
+            Some(bytes) => format!(
+                "{}, which is TOO LITTLE (registering memory will fail): `ulimit -l unlimited` as root before the test, `memlock` in /etc/security/limits.conf, --ulimit memlock=-1 of a container",
+                crate::units::size(bytes)
+            ),
+        }
+    }
+
+    pub(super) fn read(library: Library) -> Self {
         let machine = Machine::read();
+        let gpu = gpu();
         let loaded = |name: &&str| Path::new("/sys/module").join(name).exists();
         Self {
             kernel: machine.kernel,
@@ -32,7 +113,14 @@ impl Host {
             cpu: machine.cpu,
             cpus: machine.cpus,
             memlock: machine.memlock,
-            gpu: gpu_name(),
+            locks_any: locks_any(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()),
+            rdma_core: library
+                .release
+                .clone()
+                .unwrap_or_else(|| "unknown".to_owned()),
+            library,
+            gpu_why: gpu.as_ref().err().cloned(),
+            gpu: gpu.ok(),
             gpu_driver: crate::environment::nvidia_driver(),
             gpu_memory_modules: ["nvidia_peermem", "nv_peer_mem", "ib_peer_mem", "amdgpu"]
                 .into_iter()
@@ -42,12 +130,14 @@ impl Host {
     }
 }
 
-fn gpu_name() -> Option<String> {
-    let device = doorbell::Device::open().ok()?;
-    device
-        .gpu()
-        .is_cuda()
-        .then(|| device.gpu_info().name.clone())
+/// The GPU that is used, or why there is none.
+fn gpu() -> Result<String, String> {
+    let device = doorbell::Device::open().map_err(|e| e.to_string())?;
+    let info = device.gpu_info();
+    match device.gpu().is_cuda() {
+        true => Ok(info.name.clone()),
+        false => Err(info.notes.join("; ")),
+    }
 }
 
 /// What the kernel says of an RDMA device.
@@ -62,11 +152,29 @@ pub(super) struct Hardware {
     pub(super) rate: Option<String>,
     /// Its network interface.
     interface: Option<String>,
+    #[serde(skip)]
+    firmware: Option<String>,
 }
 
 impl Hardware {
     pub(super) fn read(device: &str, port: u8) -> Self {
         Self::below(&Path::new("/sys/class/infiniband").join(device), port)
+    }
+
+    /// As the kernel says it, where the device itself cannot be asked.
+    pub(super) fn firmware(&self) -> Option<String> {
+        self.firmware.clone()
+    }
+
+    /// The RDMA devices that the kernel has.
+    pub(super) fn names() -> Vec<String> {
+        let listed = std::fs::read_dir("/sys/class/infiniband")
+            .into_iter()
+            .flatten();
+        let names = listed.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()));
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
     }
 
     fn below(at: &Path, port: u8) -> Self {
@@ -85,6 +193,7 @@ impl Hardware {
             board: word("board_id").or_else(|| word("hca_type")),
             rate: word(&format!("ports/{port}/rate")),
             interface: word(&format!("ports/{port}/gid_attrs/ndevs/0")),
+            firmware: word("fw_ver"),
         }
     }
 }
@@ -105,6 +214,13 @@ fn pretty_name(os_release: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_lock_anything_is_known_by_its_capability() {
+        assert!(locks_any("Name:\tx\nCapEff:\t000001fffeffffff\n"));
+        assert!(!locks_any("CapEff:\t0000000000000000\n"));
+        assert!(!locks_any(""));
+    }
 
     #[test]
     fn a_device_is_what_the_kernel_says_of_it() {

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::Step;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use doorbell::cpu::{self, Post, deadline, local, remote};
 use doorbell::device_api::{Error as DeviceError, Fetch, Key};
@@ -17,16 +18,6 @@ use doorbell::{
 const LARGEST: usize = 8 << 20;
 /// Receives of a queue.
 const RECEIVES: u32 = 16;
-
-/// What came of a step.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub(crate) struct Step {
-    pub(crate) name: &'static str,
-    /// What was seen, or what is wrong.
-    pub(crate) said: String,
-    pub(crate) ok: bool,
-    pub(crate) millis: u64,
-}
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -140,8 +131,14 @@ pub(crate) fn run(
         ("memory that goes under traffic", under_traffic),
         ("a peer that is gone", gone),
     ];
-    let (bench, step) = timed("opening", || {
+    let (bench, step) = timed("opening, memory, queue pairs", || {
         let bench = Bench::new(port, amount.timeout)?;
+        // Whatever the device may refuse for want of resources is refused here.
+        for side in [&bench.a, &bench.b] {
+            side.source.remote_over(LinkKind::Verbs)?;
+            side.target.remote_over(LinkKind::Verbs)?;
+        }
+        bench.pair()?;
         let said = bench.a.device.verbs_describe()?;
         Ok((bench, said))
     });
@@ -161,8 +158,9 @@ fn timed<T>(name: &'static str, f: impl FnOnce() -> Result<(T, String)>) -> (Opt
         Err(e) => (None, false, crate::words(&e)),
     };
     let step = Step {
-        name,
+        name: name.to_owned(),
         said,
+        output: None,
         ok,
         millis: started.elapsed().as_millis() as u64,
     };

@@ -1,0 +1,277 @@
+//! `doorbell hwtest` with a device in memory: what it finds, what it writes whatever comes of it, and what it says of what stands in the way.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// The device in memory as a shared library, built beside this test.
+fn library() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let own = std::env::current_exe().expect("this program");
+        let folder = own.ancestors().nth(2).expect("target/PROFILE");
+        let profile = match folder.file_name().and_then(|n| n.to_str()) {
+            Some("debug") | None => "dev",
+            Some(name) => name,
+        };
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
+        let built = Command::new(cargo)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .args(["build", "--quiet", "--offline", "-p", "doorbell-verbs-mock"])
+            .args([
+                "--example",
+                "mock_rdma",
+                "--profile",
+                profile,
+                "--target-dir",
+            ])
+            .arg(folder.parent().expect("target"))
+            .status()
+            .expect("cargo");
+        assert!(built.success(), "the mock is not built");
+        folder.join("examples/libmock_rdma.so")
+    })
+}
+
+/// A run in a folder of its own, and what it wrote.
+struct Run {
+    status: Option<i32>,
+    said: String,
+    page: String,
+    json: Value,
+}
+
+fn command(kind: &str, folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+    command
+        .arg("hwtest")
+        .current_dir(folder)
+        .env("DOORBELL_IBVERBS", library())
+        .env("DOORBELL_LIBEFA", library())
+        .env("DOORBELL_GPU", "host")
+        .env("MOCK_RDMA", kind);
+    command
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn hwtest(kind: &str, args: &[&str]) -> Run {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = command(kind, folder.path())
+        .args(args)
+        .output()
+        .expect("it runs");
+    let said = text(&output);
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.path().join(name))
+            .unwrap_or_else(|e| panic!("{name}: {e}: {said}"))
+    };
+    Run {
+        status: output.status.code(),
+        page: read("doorbell-hwtest.txt"),
+        json: serde_json::from_str(&read("doorbell-hwtest.json")).expect("JSON"),
+        said,
+    }
+}
+
+const SHORT: [&str; 5] = ["--no-perf", "--signals", "500", "--timeout", "20"];
+
+#[test]
+fn every_step_goes_well_on_a_device_that_does_as_it_should() {
+    for kind in ["", "infiniband", "efa"] {
+        let run = hwtest(kind, &SHORT);
+        assert_eq!(run.status, Some(0), "{kind}: {}", run.said);
+        let device = &run.json["devices"][0];
+        assert_eq!(device["steps"].as_array().expect("steps").len(), 10);
+        assert_eq!(
+            (&run.json["complete"], &run.json["nothing"]),
+            (&true.into(), &Value::Null)
+        );
+        assert!(
+            run.page.contains("all 10 steps and measurements went well"),
+            "{}",
+            run.page
+        );
+        assert!(
+            run.page.contains("every step (10), nothing measured"),
+            "{}",
+            run.page
+        );
+        assert!(!run.page.contains("UDP"), "{}", run.page);
+        // It is told where to send it, and whose library it was is known or said not to be.
+        assert!(
+            run.said.contains("attach doorbell-hwtest.json to an issue"),
+            "{}",
+            run.said
+        );
+        assert_eq!(run.json["host"]["rdma_core"], "unknown");
+        assert!(
+            run.json["host"]["library"]["file"]
+                .as_str()
+                .expect("a file")
+                .contains("libmock_rdma")
+        );
+        assert!(
+            run.json["host"]["gpu_why"]
+                .as_str()
+                .is_some_and(|why| !why.is_empty())
+        );
+        assert!(run.page.contains("\nGPU none: "), "{}", run.page);
+    }
+}
+
+#[test]
+fn the_gid_that_was_used_is_recorded() {
+    let usual = hwtest("", &SHORT);
+    let chosen = hwtest("", &[&SHORT[..], &["--device", "mock1?gid=0"]].concat());
+    let gid = |run: &Run| {
+        run.json["devices"][0]["gid"]
+            .as_str()
+            .expect("a GID")
+            .to_owned()
+    };
+    assert!(
+        gid(&usual).contains("(index 2, RoCE v2)"),
+        "{}",
+        gid(&usual)
+    );
+    assert!(
+        gid(&chosen).contains("fe80::") && gid(&chosen).contains("(index 0, "),
+        "{}",
+        gid(&chosen)
+    );
+    assert!(chosen.page.contains(&gid(&chosen)), "{}", chosen.page);
+}
+
+#[test]
+fn that_nothing_could_be_tried_is_a_result_too() {
+    for (kind, words) in [
+        ("down", "port 1 of RDMA device mock1 is down, not active"),
+        (
+            "iwarp",
+            "it speaks iWARP, whose connections are made by rdma_cm",
+        ),
+        ("locked", "this user may not open /dev/infiniband/uverbs1"),
+        ("none", "there is no RDMA device"),
+    ] {
+        let run = hwtest(kind, &SHORT);
+        assert_eq!(run.status, Some(1), "{kind}: {}", run.said);
+        assert!(
+            run.json["nothing"].as_str().expect("why").contains(words),
+            "{kind}: {}",
+            run.json
+        );
+        assert!(
+            run.page.contains("nothing was tested") && run.page.contains(words),
+            "{kind}: {}",
+            run.page
+        );
+        assert!(
+            run.said.contains("attach doorbell-hwtest.json"),
+            "{kind}: {}",
+            run.said
+        );
+        assert_eq!(run.page.matches(words).count(), 1, "{kind}: {}", run.page);
+        // No list has a line of it.
+        assert!(!run.page.contains("HARDWARE.md"), "{kind}: {}", run.page);
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = command("", folder.path())
+        .env("DOORBELL_IBVERBS", "/no/such.so")
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let page = std::fs::read_to_string(folder.path().join("doorbell-hwtest.txt")).expect("a page");
+    assert!(page.contains("install rdma-core"), "{page}");
+}
+
+#[test]
+fn a_device_that_is_not_there_is_told_with_those_that_are() {
+    let run = hwtest("", &[&SHORT[..], &["--device", "mlx5_7"]].concat());
+    assert_eq!(run.status, Some(1), "{}", run.said);
+    assert!(
+        run.page
+            .contains("there is no such device or port: there is mock1:1"),
+        "{}",
+        run.page
+    );
+    let run = hwtest(
+        "",
+        &[&SHORT[..], &["--device", "mlx5_7", "--device", "mock1"]].concat(),
+    );
+    assert_eq!(run.status, Some(0), "{}", run.said);
+    assert!(
+        run.page.contains("not tested: there is no such device"),
+        "{}",
+        run.page
+    );
+}
+
+#[test]
+fn a_second_host_that_does_not_answer_is_said_first() {
+    let run = hwtest("", &[&SHORT[..], &["--peer", "127.0.0.1:1"]].concat());
+    assert_eq!(run.status, Some(1), "{}", run.said);
+    assert!(
+        run.page.contains("start `doorbell serve` there"),
+        "{}",
+        run.page
+    );
+    assert_eq!(run.json["devices"][0]["steps"], Value::Array(Vec::new()));
+}
+
+#[test]
+fn a_measurement_that_fails_is_a_line_of_the_page_and_the_rest_is_in_the_json() {
+    // The device reaches queue pairs of its own process only, so what two processes do fails.
+    let run = hwtest(
+        "",
+        &["--signals", "100", "--timeout", "1", "--perf-time", "0.1"],
+    );
+    assert_eq!(run.status, Some(3), "{}", run.said);
+    let device = &run.json["devices"][0];
+    let failed = device["failed"].as_array().expect("a list");
+    assert!(!failed.is_empty(), "{}", run.json);
+    for one in failed {
+        let why = one["why"].as_str().expect("a line");
+        assert!(!why.contains('\n') && one["output"].as_str().expect("all of it").contains(why));
+    }
+    assert!(!device["left_out"].as_array().expect("a list").is_empty());
+    let lines = run.page.lines().filter(|l| l.contains("FAILED  "));
+    assert_eq!(lines.count(), failed.len(), "{}", run.page);
+}
+
+#[test]
+fn a_dash_is_standard_output() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = command("", folder.path())
+        .args(SHORT)
+        .args(["--json", "-"])
+        .output()
+        .expect("it runs");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+    assert_eq!(json["schema"], "doorbell-hwtest/3");
+    assert!(folder.path().join("doorbell-hwtest.txt").exists());
+    assert!(!folder.path().join("-").exists());
+    let both = command("", folder.path())
+        .args(["--json", "-", "--page", "-"])
+        .output()
+        .expect("it runs");
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both));
+    let wrong = command("", folder.path())
+        .args(["--device", "mock1?post=bogus"])
+        .output()
+        .expect("it runs");
+    assert_eq!(wrong.status.code(), Some(2), "{}", text(&wrong));
+    assert!(
+        text(&wrong).contains("give calls or list"),
+        "{}",
+        text(&wrong)
+    );
+}
