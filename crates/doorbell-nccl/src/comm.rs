@@ -203,10 +203,12 @@ impl Comm {
             source,
         })?;
         let mesh = Arc::new(Mutex::new(mesh));
+        let health = Arc::new(Health::new(format!("rank {rank} of {ranks}")));
         let steps = Steps {
             rank,
             ranks,
             mesh: &mesh,
+            health: &health,
         };
 
         // From here on nobody leaves without telling the others why.
@@ -235,7 +237,6 @@ impl Comm {
         steps.gather("connect: links", links.as_ref().map(|_| &[][..]))?;
         let links = links?;
 
-        let health = Arc::new(Health::new(format!("rank {rank} of {ranks}")));
         let peers: Vec<_> = links
             .iter()
             .enumerate()
@@ -244,6 +245,9 @@ impl Comm {
                 _ => None,
             })
             .collect();
+        mesh.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .keep_alive(settings.alive);
         let watched = node.watch.enter(&health, &mesh, &peers);
         log::info(format_args!(
             "rank {rank} of {ranks}: {}",
@@ -273,6 +277,7 @@ impl Comm {
             rank: self.rank,
             ranks: self.ranks,
             mesh: &self.mesh,
+            health: &self.health,
         }
     }
 
@@ -324,6 +329,7 @@ struct Steps<'a> {
     rank: usize,
     ranks: usize,
     mesh: &'a Mutex<Bootstrap>,
+    health: &'a Health,
 }
 
 impl Steps<'_> {
@@ -333,7 +339,8 @@ impl Steps<'_> {
         mine: std::result::Result<&[u8], &Error>,
     ) -> Result<Vec<Vec<u8>>> {
         let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
-        self.judge(step, mine.err(), mesh.all_gather(&pack(step, mine)))
+        let all = mesh.all_gather_while(&pack(step, mine), &mut || self.failure());
+        self.judge(step, mine.err(), all)
     }
 
     fn swap(
@@ -346,7 +353,13 @@ impl Steps<'_> {
             Err(error) => vec![pack(step, Err(error)); self.ranks],
         };
         let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
-        self.judge(step, mine.err(), mesh.all_to_all(&parts))
+        let all = mesh.all_to_all_while(&parts, &mut || self.failure());
+        self.judge(step, mine.err(), all)
+    }
+
+    /// What has gone wrong on this rank meanwhile, if the others are to be told: the watch does not while this rank has the connection.
+    fn failure(&self) -> Option<String> {
+        self.health.to_tell().map(str::to_owned)
     }
 
     /// The own failure is the caller's to return; the others' come before a success of this rank.
@@ -356,6 +369,9 @@ impl Steps<'_> {
         own: Option<&Error>,
         all: std::result::Result<Vec<Vec<u8>>, doorbell::BootstrapError>,
     ) -> Result<Vec<Vec<u8>>> {
+        if let Err(error) = &all {
+            self.health.hear(error);
+        }
         let all = all.map_err(|source| Error::Collective {
             step,
             rank: self.rank,

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use doorbell::BootstrapError;
+
 use crate::log;
 
 /// The health of one communicator.
@@ -13,7 +15,7 @@ pub(crate) struct Health {
     who: String,
     /// What went wrong first.
     failure: OnceLock<String>,
-    /// Of the watch's thread alone, so its order pairs with nothing.
+    /// Whoever has the connection to the other ranks looks at it, so its order pairs with nothing.
     told: AtomicBool,
 }
 
@@ -44,8 +46,23 @@ impl Health {
         (!self.told.swap(true, Ordering::Relaxed)).then_some(failure)
     }
 
-    /// The other ranks know.
-    pub(crate) fn is_known(&self) {
+    /// What came of a look at the other ranks, or of a step with them: that one of them has failed concerns this rank, and the others know.
+    pub(crate) fn hear(&self, error: &BootstrapError) {
+        let remedy = match error {
+            BootstrapError::Silent { .. } => {
+                " (DOORBELL_NCCL_ALIVE sets the time; 0 switches this off, for debuggers on other hosts)"
+            }
+            BootstrapError::Failed { .. }
+            | BootstrapError::Refused { .. }
+            | BootstrapError::Lost { .. } => "",
+            // A step that this rank alone cannot take.
+            _ => return,
+        };
         self.told.store(true, Ordering::Relaxed);
+        // What this rank told the others ends its step, too.
+        let own = matches!(error, BootstrapError::Failed { reason, .. } if self.failure.get() == Some(reason));
+        if !own {
+            self.report(format_args!("{error}{remedy}"));
+        }
     }
 }

@@ -18,6 +18,7 @@ mod log;
 mod maps;
 mod memfd;
 mod node;
+mod pulse;
 mod qps;
 mod rma;
 pub mod rma_v14;

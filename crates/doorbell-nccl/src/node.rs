@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use doorbell::{
     AnyQp, AsyncError, Bootstrap, Device, GpuSelect, HcaCores, Memory, Module, OnError, Peer,
@@ -17,6 +17,8 @@ use doorbell_hca::qp::released;
 use doorbell_hca::shm::Gone;
 
 use crate::health::Health;
+use crate::pulse::Pulse;
+use crate::settings::Settings;
 use crate::{Result, log};
 
 /// How long one look for an event lasts: what happens is known to the host within a few of these.
@@ -79,10 +81,11 @@ impl Node {
             lets_go: device.settings().on_error == OnError::Release,
             ..Watch::default()
         });
+        let alive = Settings::read()?.alive;
         let (seen, watched) = (device.clone(), Arc::clone(&watch));
         let thread = std::thread::Builder::new()
             .name("doorbell-watch".to_owned())
-            .spawn(move || watched.run(&seen))
+            .spawn(move || watched.run(&seen, alive))
             .map_err(|source| doorbell::Error::Os {
                 what: "starting the thread that watches over a device",
                 source,
@@ -268,7 +271,8 @@ impl Watch {
         drop(gone);
     }
 
-    fn run(&self, device: &Device) {
+    fn run(&self, device: &Device, alive: Duration) {
+        let mut pulse = Pulse::new(alive, Instant::now());
         while !self.stop.load(Ordering::Acquire) {
             if let Some(event) = device.next_error(LOOK) {
                 self.event(&event);
@@ -277,7 +281,20 @@ impl Watch {
                     self.event(&event);
                 }
             }
+            if let Some(soft) = device.soft() {
+                let cores = soft.hca().health();
+                let rounds = cores.iter().map(|c| c.dead.is_none().then_some(c.rounds));
+                if let Some(stall) = pulse.look(rounds, Instant::now()) {
+                    self.report_to_all(stall);
+                }
+            }
             self.look();
+        }
+    }
+
+    fn report_to_all(&self, what: impl std::fmt::Display) {
+        for (_, health) in &self.lists().healths {
+            health.report(&what);
         }
     }
 
@@ -297,9 +314,8 @@ impl Watch {
                 }
             }
             everyone => {
-                for (_, health) in &lists.healths {
-                    health.report(everyone);
-                }
+                drop(lists);
+                self.report_to_all(everyone);
             }
         }
     }
@@ -328,7 +344,7 @@ impl Watch {
             .collect();
         drop(lists);
         for (mesh, health) in meshes {
-            // Whoever holds it is in a collective step and will hear of a death by itself.
+            // Whoever holds it is in a collective step, tells the others and hears of them by itself.
             let Ok(mut mesh) = mesh.try_lock() else {
                 continue;
             };
@@ -336,8 +352,7 @@ impl Watch {
                 mesh.fail(reason);
             }
             if let Err(error) = mesh.watch() {
-                health.report(error);
-                health.is_known();
+                health.hear(&error);
             }
         }
         if self.lets_go {

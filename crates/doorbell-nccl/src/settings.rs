@@ -24,6 +24,8 @@ pub(crate) enum LinkChoice {
 pub(crate) struct Settings {
     /// How long a step waits for the other ranks (`DOORBELL_NCCL_TIMEOUT`, seconds).
     pub(crate) timeout: Duration,
+    /// How long a rank or an engine may stand still before that is an error (`DOORBELL_NCCL_ALIVE`, seconds; zero: for ever).
+    pub(crate) alive: Duration,
     /// `DOORBELL_NCCL_LINK`: `auto`, `shm`, `roce`.
     pub(crate) link: LinkChoice,
     /// Slots of a send queue unless the application says (`DOORBELL_NCCL_DEPTH`).
@@ -59,6 +61,16 @@ impl Settings {
                 _ => {
                     let remedy = "give seconds, from 1 to 86400";
                     return Err(bad("DOORBELL_NCCL_TIMEOUT", text, remedy));
+                }
+            },
+        };
+        let alive = match get("DOORBELL_NCCL_ALIVE") {
+            None => 10,
+            Some(text) => match text.parse() {
+                Ok(n @ 0..=86_400) => n,
+                _ => {
+                    let remedy = "give seconds, from 1 to 86400, or 0 to switch it off";
+                    return Err(bad("DOORBELL_NCCL_ALIVE", text, remedy));
                 }
             },
         };
@@ -107,6 +119,7 @@ impl Settings {
         };
         Ok(Self {
             timeout: Duration::from_secs(timeout),
+            alive: Duration::from_secs(alive),
             link,
             depth,
             signals,
@@ -135,6 +148,7 @@ mod tests {
         assert_eq!((plain.link, plain.depth), (LinkChoice::Auto, 256));
         for (name, value) in [
             ("DOORBELL_NCCL_TIMEOUT", "0"),
+            ("DOORBELL_NCCL_ALIVE", "long"),
             ("DOORBELL_NCCL_LINK", "verbs"),
             ("DOORBELL_NCCL_DEPTH", "100"),
             ("DOORBELL_NCCL_SIGNALS", "disk"),
@@ -152,6 +166,7 @@ mod tests {
         let said = Settings::from(&|n| {
             let value = match n {
                 "DOORBELL_NCCL_TIMEOUT" => "7",
+                "DOORBELL_NCCL_ALIVE" => "0",
                 "DOORBELL_NCCL_LINK" => "roce",
                 "DOORBELL_NCCL_SIGNALS" => "gpu",
                 "DOORBELL_HANDLER" => "record",
@@ -162,6 +177,8 @@ mod tests {
         })
         .expect("all of it");
         assert_eq!(said.timeout, Duration::from_secs(7));
+        assert_eq!(plain.alive, Duration::from_secs(10));
+        assert!(said.alive.is_zero());
         assert_eq!((said.link, said.signals), (LinkChoice::Roce, Place::Gpu));
         assert_eq!(said.handler, Handler::Record);
         assert_eq!(said.address, "::1".parse::<IpAddr>().expect("v6"));

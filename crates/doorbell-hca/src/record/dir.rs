@@ -174,6 +174,11 @@ pub fn is_stopped(pid: u32) -> bool {
     stat(pid).is_some_and(|now| now.is_stopped())
 }
 
+/// The state of a process, as proc(5) abbreviates it: `T` stopped by a signal, `t` by a debugger.
+pub fn state(pid: u32) -> Option<u8> {
+    stat(pid).map(|now| now.state)
+}
+
 /// State and start of a process.
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -16,7 +16,7 @@ use super::{BootstrapError, Rendezvous, Result};
 use crate::connect::look_up;
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 pub(super) const HEADER: usize = 24;
 /// Largest frame: what all ranks send in one collective, together.
 pub(super) const MAX_FRAME: usize = 64 << 20;
@@ -29,6 +29,8 @@ pub(super) enum Kind {
     Scatter = 4,
     Fail = 5,
     Bye = 6,
+    /// The sender lives; nothing else.
+    Beat = 7,
 }
 
 impl Kind {
@@ -40,6 +42,7 @@ impl Kind {
             Self::Scatter,
             Self::Fail,
             Self::Bye,
+            Self::Beat,
         ]
         .into_iter()
         .find(|k| *k as u16 == raw)
@@ -137,29 +140,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Has the other side hung up, whatever is still to be read?
-    pub(super) fn hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let end = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-        let mut fds = [PollFd::new(self, end)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(end)
-    }
-
-    /// The kind of the next frame, if its header is there. Takes nothing.
-    pub(super) fn peek_kind(&self) -> Option<Kind> {
-        use rustix::net::{RecvFlags, recv};
-        let mut head = [0u8; HEADER];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let (got, _) = recv(self, &mut head[..], flags).ok()?;
-        (got == HEADER && head[..4] == MAGIC.to_le_bytes())
-            .then(|| Kind::parse(u16::from_le_bytes([head[6], head[7]])))
-            .flatten()
-    }
-
     /// Reads and forgets until the other side hangs up, or until `deadline`.
     pub(crate) fn drain(&mut self, scrap: &mut [u8], deadline: Instant) {
         let _ = match self {
@@ -185,15 +165,7 @@ impl Stream {
     }
 
     pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(HEADER + frame.body.len());
-        bytes.extend_from_slice(&MAGIC.to_le_bytes());
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(frame.kind as u16).to_le_bytes());
-        bytes.extend_from_slice(&frame.rank.to_le_bytes());
-        bytes.extend_from_slice(&frame.sequence.to_le_bytes());
-        bytes.extend_from_slice(&(frame.body.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(&frame.body);
-        self.write_all_by(&bytes, deadline)
+        self.write_all_by(&frame.to_bytes(), deadline)
     }
 
     /// Reads one frame; `from` only names the sender in errors.
@@ -204,7 +176,6 @@ impl Stream {
         limit: usize,
         deadline: Instant,
     ) -> Result<Frame> {
-        let mut head = [0u8; HEADER];
         let lost = |e: io::Error| {
             if timed_out(&e) {
                 BootstrapError::Missing {
@@ -221,7 +192,40 @@ impl Stream {
                 }
             }
         };
+        let mut head = [0u8; HEADER];
         self.read_exact_by(&mut head, deadline).map_err(lost)?;
+        let (mut frame, len) = Frame::parse(&head, from, limit)?;
+        frame.body = vec![0u8; len];
+        self.read_exact_by(&mut frame.body, deadline)
+            .map_err(lost)?;
+        Ok(frame)
+    }
+}
+
+impl Frame {
+    pub(super) fn of(kind: Kind, rank: u32, sequence: u32, body: Vec<u8>) -> Self {
+        Self {
+            kind,
+            rank,
+            sequence,
+            body,
+        }
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(HEADER + self.body.len());
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&(self.kind as u16).to_le_bytes());
+        bytes.extend_from_slice(&self.rank.to_le_bytes());
+        bytes.extend_from_slice(&self.sequence.to_le_bytes());
+        bytes.extend_from_slice(&(self.body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+
+    /// A frame of this header, without its body, and how many bytes that has. `from` only names the sender in errors.
+    pub(super) fn parse(head: &[u8; HEADER], from: u32, limit: usize) -> Result<(Self, usize)> {
         let u16_at = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
         let u32_at =
             |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
@@ -245,7 +249,7 @@ impl Stream {
         let kind = Kind::parse(u16_at(6)).ok_or_else(|| {
             protocol(
                 format!("message kind {}", u16_at(6)),
-                "kind 1 to 6".to_owned(),
+                "kind 1 to 7".to_owned(),
             )
         })?;
         let len = u64::from(u32_at(16)) | u64::from(u32_at(20)) << 32;
@@ -258,14 +262,7 @@ impl Stream {
                     format!("at most {limit} bytes"),
                 )
             })?;
-        let mut body = vec![0u8; len];
-        self.read_exact_by(&mut body, deadline).map_err(lost)?;
-        Ok(Frame {
-            kind,
-            rank: u32_at(8),
-            sequence: u32_at(12),
-            body,
-        })
+        Ok((Self::of(kind, u32_at(8), u32_at(12), Vec::new()), len))
     }
 }
 

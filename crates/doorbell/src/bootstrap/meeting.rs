@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::conn::Conn;
+use super::exchange::expect;
 use super::frame::{Frame, Kind, Listener, MAX_FRAME, Stream, Unknown, connect_once};
-use super::{
-    Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, expect, fail_all, with_context,
-};
+use super::{Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, fail_all, with_context};
 
 /// Bytes of a secret at most.
 pub const MAX_SECRET: usize = 32;
@@ -109,6 +109,8 @@ impl Bootstrap {
             sequence: 0,
             role,
             gone: BTreeMap::new(),
+            trouble: None,
+            pulse: None,
             socket: None,
         }
     }
@@ -125,9 +127,9 @@ fn gather_ranks(
     hello: &[u8],
     world: u32,
     timeout: Duration,
-) -> Result<Vec<Stream>> {
+) -> Result<Vec<Conn>> {
     let deadline = doorbell_hca::deadline(timeout);
-    let mut seats: Vec<Option<Stream>> = (1..world).map(|_| None).collect();
+    let mut seats: Vec<Option<Conn>> = (1..world).map(|_| None).collect();
     while seats.iter().any(Option::is_none) {
         let Some(mut stream) = meeting.accept()? else {
             if Instant::now() >= deadline {
@@ -158,7 +160,7 @@ fn gather_ranks(
                     .and_then(|i| seats.get_mut(i))
                 {
                     Some(seat @ None) => {
-                        *seat = Some(stream);
+                        *seat = Some(Conn::new(stream));
                         continue;
                     }
                     Some(Some(_)) => format!("rank {} is there already", frame.rank),
@@ -173,21 +175,13 @@ fn gather_ranks(
         };
         tracing::warn!(%refusal, "bootstrap: refused a connection");
         let e = BootstrapError::Refused { reason: refusal };
-        fail_all(std::iter::once(&mut stream), 0, 0, &e);
+        fail_all(std::iter::once(&mut Conn::new(stream)), 0, 0, &e);
     }
-    let mut streams: Vec<Stream> = seats.into_iter().flatten().collect();
+    let mut streams: Vec<Conn> = seats.into_iter().flatten().collect();
     let limit = doorbell_hca::deadline(timeout);
     for (stream, rank) in streams.iter_mut().zip(1u32..) {
         stream
-            .send(
-                &Frame {
-                    kind: Kind::Welcome,
-                    rank: 0,
-                    sequence: 0,
-                    body: Vec::new(),
-                },
-                limit,
-            )
+            .send(&Frame::of(Kind::Welcome, 0, 0, Vec::new()), limit)
             .map_err(|e| BootstrapError::Lost {
                 what: "join",
                 rank,
@@ -203,7 +197,7 @@ fn enlist(
     rank: u32,
     world: u32,
     timeout: Duration,
-) -> Result<Stream> {
+) -> Result<Conn> {
     let deadline = doorbell_hca::deadline(timeout);
     let mut stream = 'found: loop {
         let mut last = None;
@@ -241,12 +235,7 @@ fn enlist(
         }
         std::thread::sleep(RETRY);
     };
-    let hello = Frame {
-        kind: Kind::Hello,
-        rank,
-        sequence: 0,
-        body: hello,
-    };
+    let hello = Frame::of(Kind::Hello, rank, 0, hello);
     stream
         .send(&hello, deadline)
         .map_err(|e| BootstrapError::Lost {
@@ -258,5 +247,5 @@ fn enlist(
         .receive(0, "join", MAX_FRAME, deadline + GRACE)
         .map_err(|e| with_context(e, world, timeout))?;
     expect(&frame, 0, Kind::Welcome, 0, 0)?;
-    Ok(stream)
+    Ok(Conn::new(stream))
 }

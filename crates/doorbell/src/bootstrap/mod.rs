@@ -22,8 +22,12 @@ pub use launcher::{Launched, Launcher};
 
 pub use meeting::{MAX_SECRET, Meeting};
 
-use frame::{Frame, Kind, MAX_FRAME, Stream, pack, unpack};
+use conn::Conn;
+use frame::{Frame, Kind};
+use watch::{Pulse, Trouble};
 
+mod conn;
+mod exchange;
 pub(crate) mod frame;
 mod launcher;
 mod meeting;
@@ -130,13 +134,23 @@ pub enum BootstrapError {
         /// Rank 0's words.
         reason: String,
     },
-    /// A rank said that it has failed, between collectives ([`Bootstrap::fail`]).
+    /// A rank said that it has failed ([`Bootstrap::fail`]).
     #[error("rank {rank} has failed: {reason}")]
     Failed {
         /// Which.
         rank: u32,
         /// Its words.
         reason: String,
+    },
+    /// A rank that used to say that it lives does not any more ([`Bootstrap::keep_alive`]).
+    #[error("rank {rank} has not been heard of for {after}: {why}", after = crate::connect::brief(*.after))]
+    Silent {
+        /// Which.
+        rank: u32,
+        /// For how long.
+        after: Duration,
+        /// What is known of why.
+        why: String,
     },
     /// A blob that does not fit into a frame.
     #[error("blob of {len} bytes: a collective carries at most {max} bytes altogether")]
@@ -183,9 +197,9 @@ impl std::fmt::Display for Rendezvous {
 }
 
 enum Role {
-    /// Rank 0: a stream to every other rank; the first entry is rank 1.
-    Hub(Vec<Stream>),
-    Leaf(Stream),
+    /// Rank 0: a connection to every other rank; the first entry is rank 1.
+    Hub(Vec<Conn>),
+    Leaf(Conn),
 }
 
 /// One rank's membership of a job; collectives must be called by all ranks in the same order.
@@ -197,6 +211,10 @@ pub struct Bootstrap {
     role: Role,
     /// Ranks that are gone, and how it showed; those that said goodbye have no reason.
     gone: BTreeMap<u32, Option<String>>,
+    /// Why there are no collectives any more.
+    trouble: Option<Trouble>,
+    /// Where ranks say that they live.
+    pulse: Option<Pulse>,
     /// Removed when rank 0 goes.
     socket: Option<PathBuf>,
 }
@@ -238,47 +256,6 @@ impl Bootstrap {
         self.world
     }
 
-    /// Every rank gives one blob and gets all of them, in rank order.
-    pub fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let copies: Vec<&[u8]> = vec![blob; 1];
-        self.exchange("all_gather", pack(&copies), |all| {
-            let flat: Vec<&[u8]> = all
-                .iter()
-                .map(|parts| parts.first().map_or(&[][..], |p| p.as_slice()))
-                .collect();
-            vec![pack(&flat); all.len()]
-        })
-    }
-
-    /// Rank `i` gives one blob for each rank and gets, in rank order, what each rank gave for `i`.
-    /// `blobs` must have one entry a rank.
-    pub fn all_to_all(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
-        if blobs.len() != self.world as usize {
-            return Err(BootstrapError::Protocol {
-                rank: self.rank,
-                found: format!("{} blobs", blobs.len()),
-                expected: format!("one a rank, {}", self.world),
-            });
-        }
-        let refs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
-        self.exchange("all_to_all", pack(&refs), |all| {
-            (0..all.len())
-                .map(|to| {
-                    let column: Vec<&[u8]> = all
-                        .iter()
-                        .map(|row| row.get(to).map_or(&[][..], |p| p.as_slice()))
-                        .collect();
-                    pack(&column)
-                })
-                .collect()
-        })
-    }
-
-    /// Returns when every rank has called it.
-    pub fn barrier(&mut self) -> Result<()> {
-        self.all_gather(&[]).map(|_| ())
-    }
-
     /// With two ranks: the connection between them, to be [greeted](Line) as between any two processes. Rank 0 calls,
     /// rank 1 answers. `None` with another number of ranks.
     pub fn into_line(mut self) -> Option<Line> {
@@ -286,61 +263,14 @@ impl Bootstrap {
             return None;
         }
         let role = std::mem::replace(&mut self.role, Role::Hub(Vec::new()));
-        let stream = match role {
+        let conn = match role {
             Role::Hub(mut peers) => peers.pop()?,
             Role::Leaf(hub) => hub,
         };
-        Some(Line::of_stream(stream, format!("rank {}", 1 - self.rank)))
-    }
-
-    fn exchange(
-        &mut self,
-        what: &'static str,
-        mine: Vec<u8>,
-        answer: impl FnOnce(&[Vec<Vec<u8>>]) -> Vec<Vec<u8>>,
-    ) -> Result<Vec<Vec<u8>>> {
-        if mine.len() > MAX_FRAME {
-            return Err(BootstrapError::TooLarge {
-                len: mine.len(),
-                max: MAX_FRAME,
-            });
-        }
-        self.sequence += 1;
-        let (sequence, rank, world, timeout) = (self.sequence, self.rank, self.world, self.timeout);
-        let deadline = doorbell_hca::deadline(timeout);
-        match &mut self.role {
-            Role::Leaf(hub) => {
-                let lost = |e: io::Error| BootstrapError::Lost {
-                    what,
-                    rank: 0,
-                    reason: e.to_string(),
-                };
-                hub.send(
-                    &Frame {
-                        kind: Kind::Gather,
-                        rank,
-                        sequence,
-                        body: mine,
-                    },
-                    deadline,
-                )
-                .map_err(lost)?;
-                let frame = hub
-                    .receive(0, what, MAX_FRAME, deadline + GRACE)
-                    .map_err(|e| with_context(e, world, timeout))?;
-                expect(&frame, 0, Kind::Scatter, 0, sequence)?;
-                unpack(&frame.body, 0)
-            }
-            Role::Hub(peers) => {
-                let result = hub_exchange(
-                    peers, what, sequence, world, timeout, deadline, &mine, answer,
-                );
-                if let Err(e) = &result {
-                    fail_all(peers.iter_mut(), 0, sequence, e);
-                }
-                result
-            }
-        }
+        Some(Line::of_stream(
+            conn.into_stream(),
+            format!("rank {}", 1 - self.rank),
+        ))
     }
 }
 
@@ -351,32 +281,6 @@ impl Drop for Bootstrap {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-fn expect(frame: &Frame, from: u32, kind: Kind, rank: u32, sequence: u32) -> Result<()> {
-    if frame.kind == Kind::Fail {
-        return Err(given_up(frame));
-    }
-    if frame.kind == Kind::Bye {
-        return Err(BootstrapError::Lost {
-            what: "a collective",
-            rank: from,
-            reason: "it has left the job".to_owned(),
-        });
-    }
-    if (frame.kind, frame.rank, frame.sequence) != (kind, rank, sequence) {
-        return Err(BootstrapError::Protocol {
-            rank: from,
-            found: format!(
-                "{:?} of rank {}, number {}",
-                frame.kind, frame.rank, frame.sequence
-            ),
-            expected: format!(
-                "{kind:?} of rank {rank}, number {sequence} (all ranks make the same calls)"
-            ),
-        });
-    }
-    Ok(())
 }
 
 fn with_context(e: BootstrapError, world: u32, after: Duration) -> BootstrapError {
@@ -391,101 +295,17 @@ fn with_context(e: BootstrapError, world: u32, after: Duration) -> BootstrapErro
     }
 }
 
-/// What a frame of kind [`Kind::Fail`] says: rank 0 gave up a collective, or a rank has failed by itself.
-fn given_up(frame: &Frame) -> BootstrapError {
-    let (rank, reason) = (
-        frame.rank,
-        String::from_utf8_lossy(&frame.body).into_owned(),
-    );
-    match rank {
-        0 => BootstrapError::Refused { reason },
-        _ => BootstrapError::Failed { rank, reason },
-    }
-}
-
+/// Tells them that the job fails, in the name of `rank`.
 fn fail_all<'a>(
-    peers: impl Iterator<Item = &'a mut Stream>,
+    peers: impl Iterator<Item = &'a mut Conn>,
     rank: u32,
     sequence: u32,
     why: impl std::fmt::Display,
 ) {
     let deadline = Instant::now() + GRACE;
-    let why = why.to_string();
+    let frame = Frame::of(Kind::Fail, rank, sequence, why.to_string().into_bytes());
     for peer in peers {
-        let body = why.clone().into_bytes();
         // Best effort: a peer that cannot be told finds out by its own time-out.
-        let _ = peer.send(
-            &Frame {
-                kind: Kind::Fail,
-                rank,
-                sequence,
-                body,
-            },
-            deadline,
-        );
+        let _ = peer.send(&frame, deadline);
     }
-}
-
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one private call site; a struct would only rename them"
-)]
-fn hub_exchange(
-    peers: &mut [Stream],
-    what: &'static str,
-    sequence: u32,
-    world: u32,
-    timeout: Duration,
-    deadline: Instant,
-    mine: &[u8],
-    answer: impl FnOnce(&[Vec<Vec<u8>>]) -> Vec<Vec<u8>>,
-) -> Result<Vec<Vec<u8>>> {
-    let mut all = vec![unpack(mine, 0)?];
-    let mut missing = Vec::new();
-    for (peer, rank) in peers.iter_mut().zip(1u32..) {
-        match peer.receive(rank, what, MAX_FRAME, deadline) {
-            Ok(frame) => {
-                expect(&frame, rank, Kind::Gather, rank, sequence)?;
-                all.push(unpack(&frame.body, rank)?);
-            }
-            Err(BootstrapError::Missing { .. }) => missing.push(rank),
-            Err(e) => return Err(e),
-        }
-    }
-    if !missing.is_empty() {
-        return Err(BootstrapError::Missing {
-            what,
-            missing,
-            world,
-            after: timeout,
-        });
-    }
-    let answers = answer(&all);
-    if let Some(long) = answers.iter().find(|a| a.len() > MAX_FRAME) {
-        return Err(BootstrapError::TooLarge {
-            len: long.len(),
-            max: MAX_FRAME,
-        });
-    }
-    let mut answers = answers.into_iter();
-    let own = answers.next().unwrap_or_default();
-    // Sending has a deadline of its own: the last rank may have arrived just in time.
-    let deadline = doorbell_hca::deadline(timeout);
-    for ((peer, body), rank) in peers.iter_mut().zip(answers).zip(1u32..) {
-        peer.send(
-            &Frame {
-                kind: Kind::Scatter,
-                rank: 0,
-                sequence,
-                body,
-            },
-            deadline,
-        )
-        .map_err(|e| BootstrapError::Lost {
-            what,
-            rank,
-            reason: e.to_string(),
-        })?;
-    }
-    unpack(&own, 0)
 }

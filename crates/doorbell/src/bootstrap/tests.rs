@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 
-use super::frame::{HEADER, MAGIC};
+use super::frame::{HEADER, MAGIC, pack, unpack};
 use super::*;
 
 fn unix() -> (tempfile::TempDir, Rendezvous) {
@@ -142,7 +142,7 @@ fn other_versions_and_garbage_are_refused_by_name() {
     s.read_to_end(&mut answer).unwrap();
     let text = String::from_utf8_lossy(&answer[HEADER..]);
     assert!(
-        text.contains("version 9") && text.contains("version 2"),
+        text.contains("version 9") && text.contains("version 3"),
         "{text}"
     );
     assert!(hub.join().unwrap().is_err());
@@ -277,4 +277,138 @@ fn a_rank_that_fails_between_collectives_tells_everybody_why() {
         let text = noticed(&mut all[0]).to_string();
         assert!(text.contains(&format!("lost rank {who}")), "{text}");
     }
+}
+
+/// Does every rank's work, each on a thread of its own.
+fn together<T: Send>(all: Vec<Bootstrap>, body: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = all
+            .into_iter()
+            .map(|b| scope.spawn(move || body(b)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn who_waits_in_a_collective_hears_of_a_failure_at_once() {
+    for who in 0..3 {
+        // The time-out is 20 s: all of it must end long before.
+        let begin = Instant::now();
+        let texts = together(met(b""), |mut b| {
+            if b.rank() == who {
+                std::thread::sleep(Duration::from_millis(100));
+                b.fail("a copy went wrong");
+                // It stays: that it ends is not how the others know.
+                std::thread::sleep(Duration::from_secs(1));
+                return None;
+            }
+            let error = b.barrier().expect_err("nobody waits for who has failed");
+            assert!(begin.elapsed() < Duration::from_secs(10), "{error}");
+            let again = b.barrier().expect_err("it stays so").to_string();
+            assert_eq!(again, error.to_string());
+            Some(again)
+        });
+        for text in texts.into_iter().flatten() {
+            assert!(text.contains("a copy went wrong"), "{text}");
+            assert!(text.contains(&format!("rank {who}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn who_fails_in_a_collective_tells_the_others_and_ends_it_for_itself() {
+    for who in 0..3 {
+        let texts = together(met(b""), |mut b| {
+            if (b.rank() + 1) % 3 == who {
+                // It never comes to the collective, and hears of it all the same.
+                return noticed(&mut b).to_string();
+            }
+            let failing = b.rank() == who;
+            let gathered =
+                b.all_gather_while(&[], &mut || failing.then(|| "an engine died".to_owned()));
+            gathered.expect_err("one has failed").to_string()
+        });
+        for text in texts {
+            assert!(text.contains("an engine died"), "{text}");
+            assert!(text.contains(&format!("rank {who}")), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_behind_what_nobody_has_read_is_seen() {
+    let mut all = met(b"");
+    let (mut two, mut one, mut zero) = (all.remove(2), all.remove(1), all.remove(0));
+    std::thread::scope(|scope| {
+        // Rank 1 gives its part, and fails while it waits for the others: rank 0 looks at that connection only between collectives.
+        let begin = Instant::now();
+        scope.spawn(move || {
+            let late = || begin.elapsed() > Duration::from_millis(200);
+            let error = one.all_gather_while(&[7; 100], &mut || {
+                late().then(|| "its engine stands still".to_owned())
+            });
+            error.expect_err("it has failed");
+        });
+        for other in [&mut zero, &mut two] {
+            let text = noticed(other).to_string();
+            assert!(text.contains("rank 1 has failed: its engine"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn who_stops_saying_that_it_lives_is_missed_and_only_then() {
+    std::thread::scope(|scope| {
+        for who in [0, 1] {
+            scope.spawn(move || misses(who));
+        }
+    });
+}
+
+fn misses(who: u32) {
+    let silence = Duration::from_millis(1500);
+    let texts = together(met(b""), |mut b| {
+        b.keep_alive(silence);
+        let begin = Instant::now();
+        // Slow steps are none of that: rank 2 comes late, and the others wait longer than the silence.
+        while b.rank() == 2 && begin.elapsed() < silence * 2 {
+            b.watch().expect("all are well");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        b.barrier().expect("all are well");
+        if b.rank() == who {
+            // It blames nobody for the time that it sleeps, and learns what the others think of it.
+            std::thread::sleep(silence * 3);
+        }
+        noticed(&mut b).to_string()
+    });
+    let says = format!("rank {who} has not been heard of for");
+    for (rank, text) in (0u32..).zip(texts) {
+        // Rank 0 is not told what the others say of it.
+        assert!(
+            text.contains(&says) || who == 0 && rank == 0,
+            "{rank}: {text}"
+        );
+    }
+}
+
+#[test]
+fn who_never_said_that_it_lives_is_not_missed() {
+    let silence = Duration::from_millis(200);
+    together(met(b""), |mut b| {
+        if b.rank() > 0 {
+            b.keep_alive(silence);
+        }
+        // Rank 0 does not take part: nobody misses it, nor it anybody.
+        let begin = Instant::now();
+        while begin.elapsed() < silence * 5 {
+            if b.rank() > 0 {
+                b.watch().expect("rank 0 never said so");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        b.barrier().expect("all are well");
+    });
 }

@@ -1,74 +1,165 @@
-//! Between collectives: noticing ranks that die, and leaving without being taken for one.
+//! What is noticed of other ranks, between collectives and in them: failures, deaths, silence; and leaving without being taken for dead.
 //!
-//! Rank 0 has a connection to everybody, so it notices whoever dies and tells the others; they notice rank 0. Who leaves says so.
+//! Rank 0 has a connection to everybody, so it notices whoever dies and tells the others; they notice rank 0. Who leaves says so. Who was asked to
+//! ([`Bootstrap::keep_alive`]) says now and then that it lives, and is missed when it stops saying so: that finds processes that stand still and hosts that are gone.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Kind, MAX_FRAME, Stream};
-use super::{Bootstrap, BootstrapError, Result, Role, fail_all, given_up};
+use super::exchange::conns;
+use super::frame::{Frame, Kind};
+use super::{Bootstrap, BootstrapError, Result, Role, fail_all};
 
 /// How long saying goodbye may take.
 const PARTING: Duration = Duration::from_millis(200);
 
+/// The beats of this rank, and its attention to those of others.
+pub(super) struct Pulse {
+    /// After so long without any a rank is reported.
+    silence: Duration,
+    sent: Option<Instant>,
+    looked: Instant,
+}
+
+impl Pulse {
+    fn interval(&self) -> Duration {
+        (self.silence / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+}
+
+/// Why a rank is lost to the job.
+#[derive(Clone)]
+pub(super) enum Trouble {
+    /// It said so, and why.
+    Failed { rank: u32, reason: String },
+    /// Rank 0 gave up, or passed on what it noticed.
+    Refused { reason: String },
+    /// Its connection ended without goodbye.
+    Lost { rank: u32, reason: String },
+    /// It has not been heard of for that long.
+    Silent {
+        rank: u32,
+        after: Duration,
+        why: String,
+    },
+}
+
+impl Trouble {
+    /// What a frame of kind [`Kind::Fail`] says: rank 0 gave up a collective, or a rank has failed by itself.
+    pub(super) fn told(frame: &Frame) -> Self {
+        let reason = String::from_utf8_lossy(&frame.body).into_owned();
+        match frame.rank {
+            0 => Self::Refused { reason },
+            rank => Self::Failed { rank, reason },
+        }
+    }
+
+    pub(super) fn error(&self, what: &'static str) -> BootstrapError {
+        match self.clone() {
+            Self::Failed { rank, reason } => BootstrapError::Failed { rank, reason },
+            Self::Refused { reason } => BootstrapError::Refused { reason },
+            Self::Lost { rank, reason } => BootstrapError::Lost { what, rank, reason },
+            Self::Silent { rank, after, why } => BootstrapError::Silent { rank, after, why },
+        }
+    }
+}
+
 impl Bootstrap {
-    /// Looks, without waiting, whether a rank was lost since the last look; each loss is an error once. Call it now and then,
-    /// and never while a collective is under way.
+    /// From now on this rank says that it lives each time it looks ([`Bootstrap::watch`], and all the time in collectives), and reports ranks that do the
+    /// same and were not heard of for `silence`. Zero: neither. A rank that itself stood still meanwhile blames nobody, and one that a debugger holds is
+    /// not missed on its own host.
+    pub fn keep_alive(&mut self, silence: Duration) {
+        self.pulse = (!silence.is_zero()).then(|| Pulse {
+            silence,
+            sent: None,
+            looked: Instant::now(),
+        });
+    }
+
+    /// Looks, without waiting, whether a rank was lost or has failed since the last look; each is an error once. Call it now and then,
+    /// and never while a collective is under way (that looks by itself).
     pub fn watch(&mut self) -> Result<()> {
-        let sequence = self.sequence;
-        match &mut self.role {
-            Role::Leaf(hub) => {
-                if self.gone.contains_key(&0) {
-                    return Ok(());
-                }
-                let reason = match news(hub) {
-                    Some(News::Failed) => {
-                        let frame = hub.receive(0, "watch", MAX_FRAME, Instant::now() + PARTING)?;
-                        return Err(given_up(&frame));
-                    }
-                    Some(News::Left) => None,
-                    Some(News::Lost) => Some(LOST.to_owned()),
-                    None => return Ok(()),
-                };
-                self.gone.insert(0, reason.clone());
-                reason.map_or(Ok(()), |reason| Err(lost(0, reason)))
+        match self.news(usize::MAX)? {
+            Some(trouble) => Err(self.settle("watch", trouble)),
+            None => Ok(()),
+        }
+    }
+
+    /// Beats, and takes what came on all connections, `most` frames each: the first trouble that it says.
+    pub(super) fn news(&mut self, most: usize) -> Result<Option<Trouble>> {
+        let (rank, now) = (self.rank, Instant::now());
+        let Self {
+            role, gone, pulse, ..
+        } = self;
+        let (mut beats, mut excused, mut silence) = (false, false, None);
+        if let Some(pulse) = pulse {
+            let interval = pulse.interval();
+            beats = pulse
+                .sent
+                .is_none_or(|at| now.saturating_duration_since(at) >= interval);
+            excused = now.saturating_duration_since(pulse.looked) > pulse.silence / 4;
+            silence = Some(pulse.silence);
+            pulse.looked = now;
+            if beats {
+                pulse.sent = Some(now);
             }
-            Role::Hub(peers) => {
-                let mut found = None;
-                for (peer, rank) in peers.iter_mut().zip(1u32..) {
-                    if self.gone.contains_key(&rank) {
-                        continue;
-                    }
-                    match news(peer) {
-                        Some(News::Failed) => {
-                            let end = Instant::now() + PARTING;
-                            let frame = peer.receive(rank, "watch", MAX_FRAME, end)?;
-                            let reason = String::from_utf8_lossy(&frame.body).into_owned();
-                            let error = BootstrapError::Failed {
-                                rank,
-                                reason: reason.clone(),
-                            };
-                            found = Some((rank, reason, error));
-                            break;
-                        }
-                        Some(News::Left) => {
-                            self.gone.insert(rank, None);
-                        }
-                        Some(News::Lost) => {
-                            self.gone.insert(rank, Some(LOST.to_owned()));
-                            let error = lost(rank, LOST.to_owned());
-                            found = Some((0, error.to_string(), error));
-                            break;
-                        }
-                        None => {}
-                    }
-                }
-                let Some((from, text, error)) = found else {
-                    return Ok(());
-                };
-                tell(peers, &self.gone, from, sequence, &text);
-                Err(error)
+        }
+        for (conn, other) in conns(role) {
+            if gone.contains_key(&other) {
+                continue;
             }
+            if beats {
+                conn.beat(rank);
+            }
+            if excused {
+                conn.excuse(now);
+            }
+            conn.look(other, most)?;
+            if let Some(frame) = conn.take(|kind| kind == Kind::Fail) {
+                return Ok(Some(match other {
+                    0 => Trouble::told(&frame),
+                    rank => Trouble::Failed {
+                        rank,
+                        reason: String::from_utf8_lossy(&frame.body).into_owned(),
+                    },
+                }));
+            }
+            if conn.take(|kind| kind == Kind::Bye).is_some() {
+                gone.insert(other, None);
+            } else if let Some(how) = conn.ended() {
+                let reason = format!("{how} without goodbye");
+                gone.insert(other, Some(reason.clone()));
+                return Ok(Some(Trouble::Lost {
+                    rank: other,
+                    reason,
+                }));
+            } else if let Some((after, why)) = silence.and_then(|s| conn.is_silent(now, s)) {
+                return Ok(Some(Trouble::Silent {
+                    rank: other,
+                    after,
+                    why,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Rank 0 tells the others; no collective is begun any more.
+    pub(super) fn settle(&mut self, what: &'static str, trouble: Trouble) -> BootstrapError {
+        let error = trouble.error(what);
+        match &trouble {
+            Trouble::Failed { rank, reason } => self.tell(*rank, reason),
+            _ => self.tell(0, &error.to_string()),
+        }
+        self.trouble = Some(trouble);
+        error
+    }
+
+    /// As rank 0, in the name of `from`, to all who are left but that one.
+    fn tell(&mut self, from: u32, why: &str) {
+        if let Role::Hub(peers) = &mut self.role {
+            let left = peers.iter_mut().zip(1u32..);
+            let left = left.filter(|(_, rank)| *rank != from && !self.gone.contains_key(rank));
+            fail_all(left.map(|(peer, _)| peer), from, self.sequence, why);
         }
     }
 
@@ -82,75 +173,28 @@ impl Bootstrap {
 
     /// Tells the others that this rank has failed, and why: [`Bootstrap::watch`] says it there, and collectives fail. Best effort.
     pub fn fail(&mut self, reason: &str) {
-        let (gone, rank, sequence) = (&self.gone, self.rank, self.sequence);
+        let (rank, sequence) = (self.rank, self.sequence);
+        self.tell(0, reason);
         match &mut self.role {
-            Role::Leaf(_) if gone.contains_key(&0) => {}
-            Role::Leaf(hub) => fail_all(std::iter::once(hub), rank, sequence, reason),
-            Role::Hub(peers) => tell(peers, gone, rank, sequence, reason),
+            Role::Leaf(hub) if !self.gone.contains_key(&0) => {
+                fail_all(std::iter::once(hub), rank, sequence, reason);
+            }
+            _ => {}
         }
+        self.trouble.get_or_insert(Trouble::Failed {
+            rank,
+            reason: reason.to_owned(),
+        });
     }
 
     /// Says goodbye: the others do not take it for a death. Nothing is watched any more, and collectives fail.
     pub fn leave(&mut self) {
         let deadline = Instant::now() + PARTING;
-        let bye = Frame {
-            kind: Kind::Bye,
-            rank: self.rank,
-            sequence: self.sequence,
-            body: Vec::new(),
-        };
-        let streams = match &mut self.role {
-            Role::Hub(peers) => peers.iter_mut().collect(),
-            Role::Leaf(hub) => vec![hub],
-        };
-        for stream in streams {
+        let bye = Frame::of(Kind::Bye, self.rank, self.sequence, Vec::new());
+        for (conn, _) in conns(&mut self.role) {
             // Best effort: who is gone needs no goodbye.
-            let _ = stream.send(&bye, deadline);
+            let _ = conn.send(&bye, deadline);
         }
         self.gone = (0..self.world).map(|rank| (rank, None)).collect();
     }
-}
-
-/// How a connection that ended without goodbye is reported.
-const LOST: &str = "it closed its connection without goodbye";
-
-fn lost(rank: u32, reason: String) -> BootstrapError {
-    BootstrapError::Lost {
-        what: "watch",
-        rank,
-        reason,
-    }
-}
-
-/// What a connection says between collectives.
-enum News {
-    /// The rank has failed, and its words are there to be read.
-    Failed,
-    /// It said goodbye.
-    Left,
-    /// It ended without a word.
-    Lost,
-}
-
-fn news(peer: &Stream) -> Option<News> {
-    // In this order: what was sent before the end is there by then.
-    let ended = peer.hung_up();
-    match peer.peek_kind() {
-        Some(Kind::Fail) => Some(News::Failed),
-        Some(Kind::Bye) => Some(News::Left),
-        _ => ended.then_some(News::Lost),
-    }
-}
-
-/// Rank 0 tells the ranks that are left, except for the one that it is `from`.
-fn tell(
-    peers: &mut [Stream],
-    gone: &BTreeMap<u32, Option<String>>,
-    from: u32,
-    sequence: u32,
-    why: &str,
-) {
-    let left = peers.iter_mut().zip(1u32..);
-    let left = left.filter(|(_, rank)| *rank != from && !gone.contains_key(rank));
-    fail_all(left.map(|(peer, _)| peer), from, sequence, why);
 }

@@ -1,0 +1,134 @@
+//! Ranks that fail, or stand still, while others wait for them in a step: nobody waits for the time-out of the step.
+#![cfg(not(miri))]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::gin::{Signal, With};
+use common::jobs::{Part, play};
+use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
+
+#[test]
+#[ignore = "the other tests of this file run it in processes of its own"]
+fn peer_process() {
+    let part = Part::read();
+    if part.scene.starts_with("fails") && part.ranks.start == 0 {
+        // Of rank 0 alone: its third queue pair (the companion of its own is the second) is the one to rank 1.
+        // SAFETY: before any thread that reads the environment.
+        unsafe { std::env::set_var("DOORBELL_FAULT", "qp=#2, wqe=9: fail=REMOTE_ACCESS") };
+    }
+    on_the_host();
+    part.play(|rank, gather, scene| match scene {
+        "fails, awaited" => fails(rank, gather, rank > 0),
+        "fails, waiting" => fails(rank, gather, rank == 0),
+        "stops" => stops(rank, gather),
+        other => panic!("no scene is called {other}"),
+    });
+}
+
+fn told(context: &Context, time: Duration, words: &[&str]) {
+    assert!(soon(time, || context.has_error()), "{:?}", log_lines());
+    let text = log_lines().join("\n");
+    assert!(words.iter().all(|w| text.contains(w)), "{text}");
+}
+
+/// A work request of rank 0 fails while some ranks are in a step that the others do not come to.
+fn fails(rank: usize, gather: &Arc<Gather>, waits: bool) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 1, 1, 64));
+    gather.barrier(rank);
+    std::thread::scope(|scope| {
+        if rank == 0 {
+            let gin = context.gin(0);
+            scope.spawn(move || {
+                // Those that wait are in their step by then, and this rank too if it is to be.
+                std::thread::sleep(Duration::from_millis(300));
+                for _ in 0..20 {
+                    gin.put(
+                        1,
+                        (win, 8),
+                        (win, 0),
+                        8,
+                        With::signal(Signal::Indexed(0), 1),
+                    );
+                }
+            });
+        }
+        let begin = Instant::now();
+        if waits {
+            let (status, _) = one.try_create(config(1, 0, 1, 0));
+            assert_ne!(status, 0);
+            // The time-out of a step is two minutes.
+            assert!(begin.elapsed() < Duration::from_secs(10), "{begin:?}");
+        }
+        let who = if rank == 0 { "to rank 1" } else { "rank 0" };
+        told(&context, Duration::from_secs(5), &["WQE 9", who]);
+        println!("rank {rank}: told after {} ms", begin.elapsed().as_millis());
+    });
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(window);
+    one.close();
+}
+
+#[test]
+fn a_failure_is_heard_by_those_that_wait_in_a_step_and_of_one_that_does() {
+    for link in ["shm", "roce"] {
+        for scene in ["fails, awaited", "fails, waiting"] {
+            play(scene, 3, 1, &[("DOORBELL_NCCL_LINK", link)]);
+        }
+    }
+}
+
+/// The last rank stands still; a slow one is none of that.
+fn stops(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    if rank == 1 {
+        // Twice what a rank may stand still: the others wait for it in a step.
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    let context = one.create(config(1, 0, 1, 0));
+    assert!(!context.has_error(), "{:?}", log_lines());
+    gather.barrier(rank);
+    let last = one.ranks - 1;
+    let named = gather.folder().join("pid");
+    if rank == last {
+        std::fs::write(&named, std::process::id().to_string()).expect("written");
+        let me = rustix::process::getpid();
+        rustix::process::kill_process(me, rustix::process::Signal::STOP).expect("stopped");
+        // It goes on, and learns what the others think of it.
+        told(&context, LONG, &["gave up", "rank 2"]);
+    } else {
+        let words = [&format!("rank {last} has not been heard of for")[..]];
+        told(&context, Duration::from_secs(20), &words);
+        if rank == 0 {
+            let text = log_lines().join("\n");
+            assert!(text.contains("is stopped"), "{text}");
+        }
+    }
+    // Both have heard; then it may go on.
+    std::fs::write(gather.folder().join(format!("heard-{rank}")), b"").expect("written");
+    if rank == 0 {
+        let heard = || gather.folder().join("heard-1").exists();
+        assert!(soon(LONG, heard), "rank 1 has not");
+        let pid = std::fs::read_to_string(&named).expect("written before");
+        let pid = pid
+            .parse()
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it goes on");
+    }
+    gather.barrier(rank);
+    context.destroy();
+    one.close();
+}
+
+#[test]
+fn a_process_that_stands_still_is_missed_and_a_slow_one_is_not() {
+    play("stops", 3, 1, &[("DOORBELL_NCCL_ALIVE", "2")]);
+}

@@ -1,0 +1,264 @@
+//! Collectives: every rank gives something, and gets what all gave, by way of rank 0.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::conn::{Conn, unwritten, wait};
+use super::frame::{Frame, Kind, MAX_FRAME, pack, unpack};
+use super::watch::Trouble;
+use super::{Bootstrap, BootstrapError, GRACE, Result, Role, fail_all};
+
+/// How long a rank that waits for others goes without looking after itself.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why this rank cannot go on, if it cannot.
+type Check<'a> = &'a mut dyn FnMut() -> Option<String>;
+
+impl Bootstrap {
+    /// Every rank gives one blob and gets all of them, in rank order.
+    pub fn all_gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.all_gather_while(blob, &mut || None)
+    }
+
+    /// As [`Bootstrap::all_gather`], with something that may go wrong on this rank meanwhile: it is asked all the time. The others are told, and
+    /// the collective fails everywhere.
+    pub fn all_gather_while(&mut self, blob: &[u8], check: Check<'_>) -> Result<Vec<Vec<u8>>> {
+        self.exchange("all_gather", pack(&[blob]), check, |all| {
+            let flat: Vec<&[u8]> = all
+                .iter()
+                .map(|parts| parts.first().map_or(&[][..], |p| p.as_slice()))
+                .collect();
+            vec![pack(&flat); all.len()]
+        })
+    }
+
+    /// Rank `i` gives one blob for each rank and gets, in rank order, what each rank gave for `i`.
+    /// `blobs` must have one entry a rank.
+    pub fn all_to_all(&mut self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+        self.all_to_all_while(blobs, &mut || None)
+    }
+
+    /// As [`Bootstrap::all_to_all`], with something that may go wrong meanwhile ([`Bootstrap::all_gather_while`]).
+    pub fn all_to_all_while(
+        &mut self,
+        blobs: &[Vec<u8>],
+        check: Check<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
+        if blobs.len() != self.world as usize {
+            return Err(BootstrapError::Protocol {
+                rank: self.rank,
+                found: format!("{} blobs", blobs.len()),
+                expected: format!("one a rank, {}", self.world),
+            });
+        }
+        let refs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
+        self.exchange("all_to_all", pack(&refs), check, |all| {
+            (0..all.len())
+                .map(|to| {
+                    let column: Vec<&[u8]> = all
+                        .iter()
+                        .map(|row| row.get(to).map_or(&[][..], |p| p.as_slice()))
+                        .collect();
+                    pack(&column)
+                })
+                .collect()
+        })
+    }
+
+    /// Returns when every rank has called it.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.all_gather(&[]).map(|_| ())
+    }
+
+    fn exchange(
+        &mut self,
+        what: &'static str,
+        mine: Vec<u8>,
+        check: Check<'_>,
+        answer: impl FnOnce(&[Vec<Vec<u8>>]) -> Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>> {
+        if mine.len() > MAX_FRAME {
+            return Err(BootstrapError::TooLarge {
+                len: mine.len(),
+                max: MAX_FRAME,
+            });
+        }
+        // Whoever has failed does not come, and those who know of it are not waited for.
+        if let Some(trouble) = &self.trouble {
+            return Err(trouble.error(what));
+        }
+        self.sequence += 1;
+        let deadline = doorbell_hca::deadline(self.timeout);
+        let result = match self.role {
+            Role::Leaf(_) => self.give_and_wait(what, mine, check, deadline),
+            Role::Hub(_) => self
+                .collect(what, &mine, check, deadline)
+                .and_then(|all| self.scatter(what, answer(&all))),
+        };
+        if let (Err(e), Role::Hub(peers), None) = (&result, &mut self.role, &self.trouble) {
+            fail_all(peers.iter_mut(), 0, self.sequence, e);
+        }
+        result
+    }
+
+    /// As another rank than 0.
+    fn give_and_wait(
+        &mut self,
+        what: &'static str,
+        mine: Vec<u8>,
+        check: Check<'_>,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>> {
+        let (sequence, rank, world) = (self.sequence, self.rank, self.world);
+        let frame = Frame::of(Kind::Gather, rank, sequence, mine);
+        let Role::Leaf(hub) = &mut self.role else {
+            return Ok(Vec::new());
+        };
+        if let Err(e) = hub.send(&frame, deadline) {
+            // What it said before it went says more.
+            self.look_around(what, 1)?;
+            return Err(unwritten(what, 0, &e));
+        }
+        loop {
+            self.look_around(what, 1)?;
+            let Role::Leaf(hub) = &mut self.role else {
+                return Ok(Vec::new());
+            };
+            if let Some(frame) = hub.take(|_| true) {
+                expect(&frame, 0, Kind::Scatter, 0, sequence)?;
+                return unpack(&frame.body, 0);
+            }
+            if Instant::now() >= deadline + GRACE {
+                return Err(BootstrapError::Missing {
+                    what,
+                    missing: vec![0],
+                    world,
+                    after: self.timeout,
+                });
+            }
+            self.check(what, check)?;
+            self.wait(deadline + GRACE);
+        }
+    }
+
+    /// As rank 0: what all gave.
+    fn collect(
+        &mut self,
+        what: &'static str,
+        mine: &[u8],
+        check: Check<'_>,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<Vec<u8>>>> {
+        let mut all = vec![None; self.world as usize];
+        all[0] = Some(unpack(mine, 0)?);
+        loop {
+            self.look_around(what, usize::MAX)?;
+            let Role::Hub(peers) = &mut self.role else {
+                return Ok(Vec::new());
+            };
+            for ((peer, rank), part) in peers.iter_mut().zip(1u32..).zip(&mut all[1..]) {
+                if part.is_none()
+                    && let Some(frame) = peer.take(|_| true)
+                {
+                    expect(&frame, rank, Kind::Gather, rank, self.sequence)?;
+                    *part = Some(unpack(&frame.body, rank)?);
+                }
+            }
+            let missing: Vec<u32> = (0..)
+                .zip(&all)
+                .filter_map(|(rank, part)| part.is_none().then_some(rank))
+                .collect();
+            if missing.is_empty() {
+                return Ok(all.into_iter().flatten().collect());
+            }
+            if Instant::now() >= deadline {
+                return Err(BootstrapError::Missing {
+                    what,
+                    missing,
+                    world: self.world,
+                    after: self.timeout,
+                });
+            }
+            self.check(what, check)?;
+            self.wait(deadline);
+        }
+    }
+
+    /// As rank 0: everybody's answer; the own one is returned.
+    fn scatter(&mut self, what: &'static str, answers: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        if let Some(long) = answers.iter().find(|a| a.len() > MAX_FRAME) {
+            return Err(BootstrapError::TooLarge {
+                len: long.len(),
+                max: MAX_FRAME,
+            });
+        }
+        let mut answers = answers.into_iter();
+        let own = answers.next().unwrap_or_default();
+        // Sending has a deadline of its own: the last rank may have arrived just in time.
+        let deadline = doorbell_hca::deadline(self.timeout);
+        if let Role::Hub(peers) = &mut self.role {
+            for ((peer, body), rank) in peers.iter_mut().zip(answers).zip(1u32..) {
+                peer.send(&Frame::of(Kind::Scatter, 0, self.sequence, body), deadline)
+                    .map_err(|e: io::Error| unwritten(what, rank, &e))?;
+            }
+        }
+        unpack(&own, 0)
+    }
+
+    /// What came meanwhile, on all connections; an error if somebody cannot go on.
+    fn look_around(&mut self, what: &'static str, most: usize) -> Result<()> {
+        match self.news(most)? {
+            Some(trouble) => Err(self.settle(what, trouble)),
+            None => self.left().next().map_or(Ok(()), |rank| {
+                Err(BootstrapError::Lost {
+                    what,
+                    rank,
+                    reason: "it has left the job".to_owned(),
+                })
+            }),
+        }
+    }
+
+    /// Something went wrong here: the others are told.
+    fn check(&mut self, what: &'static str, check: Check<'_>) -> Result<()> {
+        let Some(reason) = check() else { return Ok(()) };
+        self.fail(&reason);
+        let rank = self.rank;
+        Err(Trouble::Failed { rank, reason }.error(what))
+    }
+
+    fn wait(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now()).min(LOOK);
+        match &self.role {
+            Role::Leaf(hub) => wait(std::iter::once(hub), left),
+            Role::Hub(peers) => wait(peers.iter(), left),
+        }
+    }
+}
+
+/// Checks that a frame is the one that this rank waits for.
+pub(super) fn expect(frame: &Frame, from: u32, kind: Kind, rank: u32, sequence: u32) -> Result<()> {
+    if frame.kind == Kind::Fail {
+        return Err(Trouble::told(frame).error("join"));
+    }
+    if (frame.kind, frame.rank, frame.sequence) != (kind, rank, sequence) {
+        return Err(BootstrapError::Protocol {
+            rank: from,
+            found: format!(
+                "{:?} of rank {}, number {}",
+                frame.kind, frame.rank, frame.sequence
+            ),
+            expected: format!(
+                "{kind:?} of rank {rank}, number {sequence} (all ranks make the same calls)"
+            ),
+        });
+    }
+    Ok(())
+}
+
+pub(super) fn conns(role: &mut Role) -> impl Iterator<Item = (&mut Conn, u32)> {
+    match role {
+        Role::Leaf(hub) => std::slice::from_mut(hub).iter_mut().zip(0u32..),
+        Role::Hub(peers) => peers.iter_mut().zip(1u32..),
+    }
+}
