@@ -64,6 +64,8 @@ struct GpuFacts {
     cuda: Option<String>,
     copy_engines: u32,
     batched_copies: bool,
+    /// Many small copies go by a kernel.
+    kernel_copies: bool,
     exportable_memory: bool,
     dma_buf: bool,
     mig: bool,
@@ -170,6 +172,7 @@ fn gpu(info: &GpuInfo) -> GpuFacts {
         cuda: info.driver_version.map(version),
         copy_engines: info.can.async_engines,
         batched_copies: info.can.batch_copy,
+        kernel_copies: info.can.kernel_copies,
         exportable_memory: info.can.vmm_fd,
         dma_buf: info.can.dma_buf,
         mig: info.mig,
@@ -326,12 +329,17 @@ fn gpu_facts(info: &Info) -> Facts {
     push(&mut facts, "CUDA", gpu.cuda.clone());
     if gpu.backend == "cuda" {
         let copies = format!(
-            "{} copy engines, {}",
+            "{} copy engines, {}; small ones {}",
             gpu.copy_engines,
             if gpu.batched_copies {
                 "batched copies"
             } else {
                 "single copies (driver before CUDA 12.8)"
+            },
+            if gpu.kernel_copies {
+                "by a kernel (DOORBELL_GPU_COPIES)"
+            } else {
+                "too"
             }
         );
         push(&mut facts, "copies", Some(copies));

@@ -33,9 +33,9 @@ pub struct CopierStats {
     pub batches: u64,
     /// Launches of a kernel, for up to 256 copies of a ticket each.
     pub kernel_batches: u64,
-    /// Copies given to it.
+    /// Copies that it made, or will.
     pub kernel_copies: u64,
-    /// Launches that had not started in time, and whose copies the copy engine made.
+    /// Launches of these that had not started in time, and whose copies the copy engine made.
     pub taken_back: u64,
 }
 

@@ -411,8 +411,14 @@ impl Contexts {
             // Copies a batch is what speed comes from.
             let stats = copier.stats();
             log::info(format_args!(
-                "rank {}: this GPU's copy engine has made {} copies in {} batches, {} of them by way of host memory",
-                self.comm.rank, stats.copies, stats.batches, stats.via_host
+                "rank {}: this GPU's copies: {} by the copy engine in {} batches, {} within the GPU by way of host memory; {} by a kernel in {} launches, {} of which were taken back",
+                self.comm.rank,
+                stats.copies - stats.kernel_copies.min(stats.copies),
+                stats.batches,
+                stats.via_host,
+                stats.kernel_copies,
+                stats.kernel_batches,
+                stats.taken_back
             ));
         }
         drop(self);

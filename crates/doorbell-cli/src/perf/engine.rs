@@ -4,8 +4,32 @@
 //! engine, one mean a poster that rings for each; stale reads and parked turns cost time of their own.
 
 use doorbell::{Device, Qp, QpCounters};
+use doorbell_gpu::CopierStats;
 
 use crate::units;
+
+/// What the GPU's copier has done; nothing on the host GPU.
+pub(crate) fn copies(device: &Device) -> CopierStats {
+    device.gpu().copier().map(|c| c.stats()).unwrap_or_default()
+}
+
+/// Which way the copies since went, if there were any.
+pub(crate) fn copies_since(device: &Device, before: CopierStats) -> Option<String> {
+    let now = copies(device);
+    let kernel = now.kernel_copies - before.kernel_copies;
+    // Counted when they are submitted: some may have been on their way before.
+    let engine = (now.copies - before.copies).saturating_sub(kernel);
+    (engine + kernel > 0).then(|| {
+        format!(
+            "GPU copies: {} by the copy engine in {} batches, {} by a kernel in {} launches ({} taken back)",
+            units::grouped(engine),
+            units::grouped(now.batches - before.batches),
+            units::grouped(kernel),
+            units::grouped(now.kernel_batches - before.kernel_batches),
+            units::grouped(now.taken_back - before.taken_back),
+        )
+    })
+}
 
 /// Counters at one moment.
 pub(crate) struct Engine {

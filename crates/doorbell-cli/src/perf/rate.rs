@@ -13,7 +13,7 @@ use doorbell_kernels::params;
 
 use super::bench::Bench;
 use super::check::{Layout, Picture};
-use super::engine::Engine;
+use super::engine::{self, Engine};
 use super::far::{Far, Meter, Order};
 use super::latency::alive;
 use super::pace::Pace;
@@ -254,6 +254,7 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
     };
     let mut tally = Tally::default();
     let before = Engine::read(&bench.device, &rig.qps);
+    let copies = engine::copies(&bench.device);
     let watch = counters::Watch::start(&bench.device, &rig.qps, case.link, rig.far.partner())?;
     let progress = &mut context.progress;
     if case.check {
@@ -265,6 +266,9 @@ pub(crate) fn run(context: &mut Context, case: &Case) -> Result<Measured> {
             progress.at(share, &case.label())
         })?;
     }
+    tally
+        .notes
+        .extend(engine::copies_since(&bench.device, copies));
     if case.counters {
         let after = Engine::read(&bench.device, &rig.qps);
         tally.notes.push(after.since(&before));

@@ -425,6 +425,7 @@ impl CudaCopier {
                 Ok(Some(Ended::TakenBack(segments))) => {
                     state.stats.taken_back += segments.len() as u64;
                     for segment in segments.into_iter().rev() {
+                        state.stats.kernel_copies -= segment.len() as u64;
                         self.convert(state, current, segment);
                     }
                 }

@@ -32,8 +32,6 @@ const FULL: u64 = 128 << 10;
 pub(super) enum Role {
     /// Nothing.
     Move,
-    /// The first half of a bounce; the second is in a later batch and has the buffer.
-    Gather,
     /// From a buffer, which is free then.
     Out(Slot),
     /// Into a buffer, from where the CPU copies it to host memory that the engine does not reach.

@@ -11,16 +11,15 @@ use super::{
     job::{DmaFailure, Piece, Pieces, Range},
     pipeline::DmaCore,
     route::{CpuDst, CpuSrc, Route, route},
-    staging::{LARGE, Pool},
+    staging::{LARGE, Slot},
     state::{Plan, Rest, Task, Turn},
     words::Words,
 };
 
-/// A piece that is one copy, or two one after the other, all by one engine.
+/// A piece that is one copy.
 enum Simple<'a> {
     Move { src: u64, dst: u64 },
     Fill { src: CpuSrc<'a>, dst: u64 },
-    Bounce { src: u64, dst: u64 },
 }
 
 /// Why a piece is not put into its batches as a simple one.
@@ -35,7 +34,6 @@ fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
     let fits = piece.len <= LARGE as u64;
     Some(match route(&piece.src, &piece.dst, piece.len) {
         Route::Straight { dma, src, dst } => (dma, Simple::Move { src, dst }),
-        Route::Bounce { dma, src, dst } if fits => (dma, Simple::Bounce { src, dst }),
         Route::Fill { dma, src, dst } if fits && matches!(src, CpuSrc::Inline(_)) => {
             (dma, Simple::Fill { src, dst })
         }
@@ -44,14 +42,14 @@ fn simple(piece: &Piece) -> Option<(&Arc<dyn Dma>, Simple<'_>)> {
 }
 
 impl DmaCore {
-    /// Puts a simple piece into its batches if its turn has come: how many copies it is.
+    /// Puts a simple piece into its batch if its turn has come.
     pub(super) fn put_at_once(
         &mut self,
         qp: u32,
         id: JobId,
         piece: &Piece,
         signal: bool,
-    ) -> Result<u32, NotNow> {
+    ) -> Result<(), NotNow> {
         let (dma, what) = (piece.len > 0)
             .then(|| simple(piece))
             .flatten()
@@ -71,62 +69,26 @@ impl DmaCore {
             return Err(NotNow::Later);
         }
         let len = piece.len;
-        let buffer = |pool: &mut Pool| match pool.take(&**dma, len) {
-            Ok(Some((slot, _))) => Ok(slot),
-            Ok(None) => Err(NotNow::Later),
-            Err(_) => Err(NotNow::Otherwise),
-        };
-        let (number, ops) = match what {
-            Simple::Move { src, dst } => {
-                let number = pipe.batch(channel, &turn, 0).ok_or(NotNow::Later)?;
-                channel.put(number, Op::new(id, DmaOp { dst, src, len }, Role::Move));
-                (number, 1)
-            }
+        let number = pipe.batch(channel, &turn).ok_or(NotNow::Later)?;
+        let (copy, role) = match what {
+            Simple::Move { src, dst } => (DmaOp { dst, src, len }, Role::Move),
             Simple::Fill { src, dst } => {
-                let number = pipe.batch(channel, &turn, 0).ok_or(NotNow::Later)?;
-                let slot = buffer(&mut channel.pool)?;
+                let slot = match channel.pool.take(&**dma, len) {
+                    Ok(Some((slot, _))) => slot,
+                    Ok(None) => return Err(NotNow::Later),
+                    Err(_) => return Err(NotNow::Otherwise),
+                };
                 // SAFETY: the source has `len` bytes; the buffer is ours and has room for them.
                 unsafe { src.copy(0, slot.ptr(), len) };
-                let copy = DmaOp {
-                    dst,
-                    src: slot.addr(),
-                    len,
-                };
-                channel.put(number, Op::new(id, copy, Role::Out(slot)));
                 self.counters.bounced += 1;
-                (number, 1)
-            }
-            Simple::Bounce { src, dst } => {
-                let least = if pipe.reads_written(from) {
-                    pipe.after_all()
-                } else {
-                    0
-                };
-                let first = channel.room(least).ok_or(NotNow::Later)?;
-                let number = pipe.batch(channel, &turn, first + 1);
-                let number = number.ok_or(NotNow::Later)?;
-                let slot = buffer(&mut channel.pool)?;
-                let (gather, out) = (
-                    DmaOp {
-                        dst: slot.addr(),
-                        src,
-                        len,
-                    },
-                    DmaOp {
-                        dst,
-                        src: slot.addr(),
-                        len,
-                    },
-                );
-                channel.put(first, Op::new(id, gather, Role::Gather));
-                channel.put(number, Op::new(id, out, Role::Out(slot)));
-                self.counters.bounced += 1;
-                (number, 2)
+                let src = slot.addr();
+                (DmaOp { dst, src, len }, Role::Out(slot))
             }
         };
+        channel.put(number, Op::new(id, copy, role));
         pipe.put(number, &turn);
         (pipe.channel, pipe.steps) = (Some(index), false);
-        Ok(ops)
+        Ok(())
     }
 
     /// Starts and continues jobs of a QP as far as possible.
@@ -183,8 +145,8 @@ impl DmaCore {
             _ => Err(NotNow::Otherwise),
         };
         match (at_once, &mut self.jobs[id as usize]) {
-            (Ok(ops), Some(state)) => {
-                (state.ops, state.issued) = (ops, true);
+            (Ok(()), Some(state)) => {
+                (state.ops, state.issued) = (1, true);
                 return Ok(true);
             }
             (Err(NotNow::Later), Some(state)) => {
@@ -269,7 +231,6 @@ impl DmaCore {
             atomic.lock = Some(lock);
         }
         rest.earliest = pipe.after_all();
-        rest.earliest_read = if reads_written { pipe.after_all() } else { 0 };
         rest.begun = true;
         (pipe.channel, pipe.steps) = (plan.channel, plan.steps);
         Ok(true)
@@ -302,7 +263,7 @@ impl DmaCore {
                 for piece in (0..).map_while(|i| pieces.get(i)) {
                     match route(&piece.src, &piece.dst, piece.len) {
                         Route::Cpu { .. } => add(None, true, false),
-                        Route::Straight { dma, .. } | Route::Bounce { dma, .. } => {
+                        Route::Straight { dma, .. } => {
                             add(Some(self.channel(dma)), false, false);
                         }
                         Route::Fill { dma, src, .. } => {
@@ -354,7 +315,6 @@ impl DmaCore {
         let Rest {
             task,
             earliest,
-            earliest_read,
             last,
             ..
         } = rest;
@@ -373,108 +333,82 @@ impl DmaCore {
                 (*at, *offset) = (*at + 1, 0);
                 continue;
             }
-            let way = route(&piece.src, &piece.dst, piece.len);
-            if let Route::Cpu { src, dst } = way {
-                // SAFETY: the job's ranges were checked and are valid until it is retired; jobs with a part for the CPU
-                // start when those before them have ended.
-                unsafe {
-                    src.copy(0, dst.ptr(), piece.len);
-                    dst.settle(piece.len);
+            let next = match route(&piece.src, &piece.dst, piece.len) {
+                Route::Cpu { src, dst } => {
+                    // SAFETY: the job's ranges were checked and are valid until it is retired; jobs with a part for the CPU
+                    // start when those before them have ended.
+                    unsafe {
+                        src.copy(0, dst.ptr(), piece.len);
+                        dst.settle(piece.len);
+                    }
+                    self.counters.mapped += u64::from(matches!(dst, CpuDst::Mapped(_)));
+                    *offset += left;
+                    continue;
                 }
-                self.counters.mapped += u64::from(matches!(dst, CpuDst::Mapped(_)));
-                *offset += left;
-                continue;
-            }
-            let (Route::Straight { dma, .. }
-            | Route::Fill { dma, .. }
-            | Route::Bounce { dma, .. }
-            | Route::Land { dma, .. }
-            | Route::Cross { from: dma, .. }) = way
-            else {
-                continue;
+                Route::Straight { dma, src, dst } => {
+                    self.room(dma, *earliest).map(|(channel, number)| {
+                        let (dst, src, len) = (dst + skipped, src + skipped, left);
+                        (channel, number, DmaOp { dst, src, len }, Role::Move)
+                    })
+                }
+                Route::Fill { dma, src, dst } => {
+                    let staged = self.staged(dma, *earliest, left)?;
+                    staged.map(|(channel, number, slot, len)| {
+                        // SAFETY: the source has `left` bytes from `skipped` on; the buffer is ours and has `len`.
+                        unsafe { src.copy(skipped, slot.ptr(), len) };
+                        let (dst, src) = (dst + skipped, slot.addr());
+                        (channel, number, DmaOp { dst, src, len }, Role::Out(slot))
+                    })
+                }
+                Route::Land { dma, src, dst } => {
+                    let staged = self.staged(dma, *earliest, left)?;
+                    staged.map(|(channel, number, slot, len)| {
+                        // SAFETY: `skipped` bytes further on is still inside the job's range.
+                        let to = unsafe { dst.byte_add(skipped as usize) };
+                        let (dst, src) = (slot.addr(), src + skipped);
+                        let role = Role::Land(Box::new((slot, to, len)));
+                        (channel, number, DmaOp { dst, src, len }, role)
+                    })
+                }
+                Route::Cross { from, src, to, dst } => {
+                    let other = self.channel(to);
+                    let staged = self.staged(from, *earliest, left)?;
+                    staged.map(|(channel, number, slot, len)| {
+                        let at = slot.addr();
+                        let role = Role::Forward(Box::new((slot, other, dst + skipped, len)));
+                        let (dst, src) = (at, src + skipped);
+                        (channel, number, DmaOp { dst, src, len }, role)
+                    })
+                }
             };
-            let index = self.channel(dma);
-            let other = match way {
-                Route::Cross { to, .. } => self.channel(to),
-                _ => index,
-            };
-            let channel = &mut self.channels[index];
-            if let Route::Straight { src, dst, .. } = way {
-                let Some(number) = channel.room(*earliest) else {
-                    return Ok(false);
-                };
-                let copy = DmaOp {
-                    dst: dst + skipped,
-                    src: src + skipped,
-                    len: left,
-                };
-                self.put_op(id, index, number, copy, Role::Move);
-                *last = number.max(*last);
-                *offset += left;
-                continue;
-            }
-            // The others go through a buffer. First what reads into it, then what comes out of it.
-            let least = if matches!(way, Route::Bounce { .. }) {
-                *earliest_read
-            } else {
-                *earliest
-            };
-            let Some(first) = channel.room(least) else {
+            let Some((channel, number, copy, role)) = next else {
                 return Ok(false);
             };
-            let Some(second) = channel.room((first + 1).max(*earliest)) else {
-                return Ok(false);
-            };
-            let Some((slot, len)) = channel.pool.take(&**dma, left)? else {
-                return Ok(false);
-            };
-            let inward = |src: u64| DmaOp {
-                dst: slot.addr(),
-                src: src + skipped,
-                len,
-            };
-            let outward = |dst: u64| DmaOp {
-                dst: dst + skipped,
-                src: slot.addr(),
-                len,
-            };
-            let number = match way {
-                Route::Fill { src, dst, .. } => {
-                    // SAFETY: the source has `left` bytes from `skipped` on; the buffer is ours and has `len`.
-                    unsafe { src.copy(skipped, slot.ptr(), len) };
-                    self.put_op(id, index, first, outward(dst), Role::Out(slot));
-                    first
-                }
-                Route::Bounce { src, dst, .. } => {
-                    self.put_op(id, index, first, inward(src), Role::Gather);
-                    self.put_op(id, index, second, outward(dst), Role::Out(slot));
-                    second
-                }
-                Route::Land { src, dst, .. } => {
-                    // SAFETY: `skipped` bytes further on is still inside the job's range.
-                    let dst = unsafe { dst.byte_add(skipped as usize) };
-                    let copy = inward(src);
-                    self.put_op(
-                        id,
-                        index,
-                        first,
-                        copy,
-                        Role::Land(Box::new((slot, dst, len))),
-                    );
-                    first
-                }
-                Route::Cross { src, dst, .. } => {
-                    let copy = inward(src);
-                    let role = Role::Forward(Box::new((slot, other, dst + skipped, len)));
-                    self.put_op(id, index, first, copy, role);
-                    first
-                }
-                Route::Cpu { .. } | Route::Straight { .. } => first,
-            };
-            self.counters.bounced += 1;
+            self.counters.bounced += u64::from(!matches!(role, Role::Move));
+            self.put_op(id, channel, number, copy, role);
             *last = number.max(*last);
-            *offset += len;
+            *offset += copy.len;
         }
         Ok(true)
+    }
+
+    /// The channel of an engine, and its first batch from `earliest` on that has room.
+    fn room(&mut self, dma: &Arc<dyn Dma>, earliest: u64) -> Option<(usize, u64)> {
+        let channel = self.channel(dma);
+        Some((channel, self.channels[channel].room(earliest)?))
+    }
+
+    /// As [`DmaCore::room`], with a buffer for as many of `len` bytes as it says. `None`: one or the other is full.
+    fn staged(
+        &mut self,
+        dma: &Arc<dyn Dma>,
+        earliest: u64,
+        len: u64,
+    ) -> Result<Option<(usize, u64, Slot, u64)>, String> {
+        let Some((channel, number)) = self.room(dma, earliest) else {
+            return Ok(None);
+        };
+        let taken = self.channels[channel].pool.take(&**dma, len)?;
+        Ok(taken.map(|(slot, len)| (channel, number, slot, len)))
     }
 }

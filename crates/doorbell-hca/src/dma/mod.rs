@@ -73,8 +73,9 @@ pub trait Dma: Send + Sync {
         16
     }
 
-    /// Names the device. Copies within one device are refused by some engines (CUDA's need an SM, which a spinning
-    /// kernel holds) and are bounced through host memory. `None`: a device of its own.
+    /// Names the device. `None`: a device of its own. Of an engine that is [ordered](Dma::ordered) copies within one device are asked for
+    /// as they are: one that cannot make them (CUDA's needs an SM, which a spinning kernel holds) goes by way of memory of its own. Those
+    /// of others go through staging, in two copies.
     fn device(&self) -> Option<u64> {
         None
     }

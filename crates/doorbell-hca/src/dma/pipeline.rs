@@ -140,7 +140,10 @@ impl DmaCore {
             Work::Copy {
                 pieces: Pieces::One(piece),
                 signal,
-            } => self.put_at_once(job.qp, id, piece, *signal).ok(),
+            } => self
+                .put_at_once(job.qp, id, piece, *signal)
+                .ok()
+                .map(|()| 1),
             // It is carried out when those before it have ended; there must be some.
             Work::Word(word) if !pipe.jobs.is_empty() => {
                 pipe.await_word(word.range());
@@ -271,7 +274,7 @@ impl DmaCore {
             self.fail(op.job, failure);
         }
         match op.role {
-            Role::Move | Role::Gather => {}
+            Role::Move => {}
             Role::Out(slot) => {
                 self.give(slot);
                 if usable {
@@ -452,7 +455,6 @@ impl Rest {
             task,
             plan: None,
             earliest: 0,
-            earliest_read: 0,
             last: 0,
             begun: false,
             since,

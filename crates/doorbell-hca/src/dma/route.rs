@@ -24,12 +24,6 @@ pub(super) enum Route<'a> {
         src: CpuSrc<'a>,
         dst: u64,
     },
-    /// Device to buffer to device, both by one engine, one after the other.
-    Bounce {
-        dma: &'a Arc<dyn Dma>,
-        src: u64,
-        dst: u64,
-    },
     /// Device to buffer, and when that has ended, by another engine (or one without order) to its device.
     Cross {
         from: &'a Arc<dyn Dma>,
@@ -195,7 +189,7 @@ pub(super) fn route<'a>(src: &'a Source, dst: &'a Place, len: u64) -> Route<'a> 
         ) => {
             if same_device(from, to) {
                 if from.ordered() {
-                    Route::Bounce {
+                    Route::Straight {
                         dma: from,
                         src: *src,
                         dst: *dst,

@@ -52,10 +52,8 @@ pub(super) struct Plan {
 pub(super) struct Rest {
     pub(super) task: Task,
     pub(super) plan: Option<Plan>,
-    /// What it writes goes into this batch or a later one.
+    /// Its copies go into this batch or later ones.
     pub(super) earliest: u64,
-    /// What it reads into a buffer goes into this batch or a later one.
-    pub(super) earliest_read: u64,
     /// Batch of its last copy so far.
     pub(super) last: u64,
     pub(super) begun: bool,
@@ -184,12 +182,12 @@ impl Pipe {
         if self.started == 0 { 0 } else { self.last + 1 }
     }
 
-    /// The batch for a copy that writes `turn.to`, not before `least`.
-    pub(super) fn batch(&self, channel: &Channel, turn: &Turn, least: u64) -> Option<u64> {
+    /// The batch for a copy that writes `turn.to`.
+    pub(super) fn batch(&self, channel: &Channel, turn: &Turn) -> Option<u64> {
         if !turn.relaxed {
-            return channel.room(self.after_all().max(least));
+            return channel.room(self.after_all());
         }
-        let number = channel.room(self.floor.max(self.run).max(least))?;
+        let number = channel.room(self.floor.max(self.run))?;
         let touches = number == self.run
             && (self.writes.overlaps(turn.to)
                 || self.writes.overlaps(turn.from)
