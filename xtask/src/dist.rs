@@ -75,10 +75,11 @@ pub(crate) const PLUGINS: &[(&str, &str, &[&str])] = &[
         ],
     ),
 ];
-/// What the shared object may need at load time: the system's C library and its companions, nothing of a vendor.
+/// What a build for this machine may need besides: the library of its compiler.
+const COMPILER: &str = "libgcc_s.so.1";
+/// What is loaded may need: the system's C library, nothing of a vendor.
 const MAY_NEED: &[&str] = &[
     "libc.so.6",
-    "libgcc_s.so.1",
     "libm.so.6",
     "libpthread.so.0",
     "libdl.so.2",
@@ -269,6 +270,36 @@ fn library(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<
     Ok(())
 }
 
+/// Checks what everything that is loaded needs of the system, and of which C library.
+fn needs(out: &Path, version: &str, builder: &Builder) -> Result<()> {
+    let files = [
+        "bin/doorbell".to_owned(),
+        format!("lib/libdoorbell.so.{version}"),
+    ];
+    let plugins = PLUGINS.iter().map(|(_, name, _)| format!("lib/{name}"));
+    for file in files.into_iter().chain(plugins) {
+        let so = SharedObject::read(&out.join(&file))?;
+        for library in so.needed.iter().map(String::as_str) {
+            // Not every container has the compiler's library: zig links its own into what is shipped.
+            let compiler = library == COMPILER && builder.glibc().is_none();
+            ensure!(
+                compiler || MAY_NEED.contains(&library),
+                "{file} needs {library}: load it at run time instead"
+            );
+        }
+        let (asked, newest) = (so.glibc, builder.glibc().unwrap_or(so.glibc));
+        ensure!(
+            asked <= newest,
+            "{file} asks for GLIBC_{}.{}, a portable build may ask for {}.{} at most",
+            asked.0,
+            asked.1,
+            newest.0,
+            newest.1
+        );
+    }
+    Ok(())
+}
+
 /// Checks what can be checked without running it.
 fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()> {
     let so = SharedObject::read(&out.join(format!("lib/libdoorbell.so.{version}")))?;
@@ -277,12 +308,7 @@ fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()
         "the SONAME is {:?}, not {SONAME}",
         so.soname
     );
-    for library in &so.needed {
-        ensure!(
-            MAY_NEED.contains(&library.as_str()),
-            "libdoorbell.so needs {library}: load it at run time instead"
-        );
-    }
+    needs(out, version, builder)?;
 
     let header = fs::read_to_string(out.join("include/doorbell.h"))?;
     let declared = declared(&header);
@@ -310,37 +336,11 @@ fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()
 
     for (_, name, looked_up) in PLUGINS {
         let so = SharedObject::read(&out.join("lib").join(name))?;
-        for library in &so.needed {
-            ensure!(
-                MAY_NEED.contains(&library.as_str()),
-                "{name} needs {library}: load it at run time instead"
-            );
-        }
         let wanted = looked_up.iter().map(|n| (*n).to_owned()).collect();
         let exported = so.exports.keys().cloned().collect();
         differ("what is looked up in it", &wanted, name, &exported)?;
     }
 
-    if let Some(newest) = builder.glibc() {
-        let plugins = PLUGINS.iter().map(|(_, name, _)| format!("lib/{name}"));
-        for file in [
-            "bin/doorbell".to_owned(),
-            format!("lib/libdoorbell.so.{version}"),
-        ]
-        .into_iter()
-        .chain(plugins)
-        {
-            let asked = SharedObject::read(&out.join(&file))?.glibc;
-            ensure!(
-                asked <= newest,
-                "{file} asks for GLIBC_{}.{}, a portable build may ask for {}.{} at most",
-                asked.0,
-                asked.1,
-                newest.0,
-                newest.1
-            );
-        }
-    }
     if builder.runs_here() {
         let said = output(Command::new(out.join("bin/doorbell")).arg("--version"))?;
         // A build from a checkout says which commit instead of the version.
