@@ -302,16 +302,18 @@ fn parse(pid: u32, text: &[u8]) -> Result<ProcessReport, ReportError> {
 /// What is read from a document is shown on a terminal: characters that would command it are replaced, in its strings and in the names of its fields.
 pub fn disarm(value: &mut serde_json::Value) {
     use serde_json::Value;
+    let commands = |c: char| c.is_control() && c != '\n';
+    let shown = |text: &str| text.replace(commands, "\u{fffd}");
     match value {
-        Value::String(text) if text.chars().any(|c| c.is_control() && c != '\n') => {
-            let shown = |c: char| match c.is_control() && c != '\n' {
-                true => '\u{fffd}',
-                false => c,
-            };
-            *text = text.chars().map(shown).collect();
-        }
+        Value::String(text) if text.contains(commands) => *text = shown(text),
         Value::Array(all) => all.iter_mut().for_each(disarm),
-        Value::Object(all) => all.iter_mut().for_each(|(_, v)| disarm(v)),
+        Value::Object(all) => {
+            all.values_mut().for_each(disarm);
+            if all.keys().any(|name| name.contains(commands)) {
+                let fields = std::mem::take(all).into_iter();
+                *all = fields.map(|(name, v)| (shown(&name), v)).collect();
+            }
+        }
         _ => {}
     }
 }
@@ -542,9 +544,12 @@ mod tests {
 
     #[test]
     fn what_is_shown_does_not_command_the_terminal() {
-        let mut report = serde_json::json!({"a": ["\u{1b}[31mred\n", {"b": "fine é"}], "n": 7});
+        let mut report =
+            serde_json::json!({"a": ["\u{1b}[31mred\n", {"b": "fine é"}], "\u{9b}1mn": 7});
         disarm(&mut report);
-        let plain = serde_json::json!({"a": ["\u{fffd}[31mred\n", {"b": "fine é"}], "n": 7});
+        let plain = serde_json::json!(
+            {"a": ["\u{fffd}[31mred\n", {"b": "fine é"}], "\u{fffd}1mn": 7}
+        );
         assert_eq!(report, plain);
     }
 
