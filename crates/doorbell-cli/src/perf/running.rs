@@ -354,22 +354,28 @@ fn link_of(qp: &Qp) -> String {
 
 /// What to look at where a peer did not answer; nothing where that is not what happened.
 fn silence(code: u64, link: impl FnOnce() -> String) -> &'static str {
-    let failure = doorbell_device::Error::from_code(code).map(|e| e.failure());
-    match failure {
-        Some(Failure::Completion {
-            syndrome, vendor, ..
-        }) if Syndrome(syndrome) == Syndrome::TRANSPORT_RETRY && Vendor(vendor) == Vendor::NONE => {
-        }
-        _ => return "",
+    let error = doorbell_device::Error::from_code(code).map(|e| e.failure());
+    let Some(Failure::Completion {
+        syndrome, vendor, ..
+    }) = error
+    else {
+        return "";
+    };
+    if Syndrome(syndrome) != Syndrome::TRANSPORT_RETRY {
+        return "";
     }
-    match link().as_str() {
-        "roce" => {
+    match (Vendor(vendor), link().as_str()) {
+        (Vendor::NONE, "roce") => {
             "; look whether the peer runs and gets CPU time, and whether UDP passes both ways in packets of that size"
         }
-        "verbs" => {
+        (Vendor::NONE, "verbs") => {
             "; look whether the peer runs and gets CPU time, and whether the two devices reach each other in packets of the path MTU (lower --mtu; `doorbell info` names address and path MTU)"
         }
-        _ => "; look whether the peer runs and gets CPU time",
+        (Vendor::NONE, _) => "; look whether the peer runs and gets CPU time",
+        (Vendor::ENGINE_DOWN, "verbs") => {
+            "; the RDMA device is gone, stopped, or its port went down: the lines above say which, `rdma link` how it is now"
+        }
+        _ => "",
     }
 }
 
@@ -455,5 +461,6 @@ mod tests {
         assert!(!of(Vendor::NONE, "shm").contains("UDP"));
         // A vendor syndrome says what it was.
         assert_eq!(of(Vendor::PEER_DEAD, "roce"), "");
+        assert!(of(Vendor::ENGINE_DOWN, "verbs").contains("its port went down"));
     }
 }
