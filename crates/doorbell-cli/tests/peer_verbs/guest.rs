@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(280);
 /// This test program, in a guest of two: runs one side of a test.
 pub(crate) const SIDE: &str = "/mnt/test --ignored --nocapture --exact";
 
-/// A guest that runs a script, and has the command as `/mnt/doorbell`; one of two has this program as `/mnt/test`.
+/// A guest that runs a script, and has the command as `/mnt/doorbell`, and this program as `/mnt/test`.
 struct Guest {
     child: Child,
     said: mpsc::Receiver<String>,
@@ -21,13 +21,15 @@ struct Guest {
 }
 
 impl Guest {
-    /// `place`: which of two on one wire it is, and the wire's two ports; a guest alone has a wire to nowhere.
-    fn boot(script: &str, place: Option<(usize, [u16; 2])>) -> Self {
+    /// `side`: which of two on the wire of those two ports it is; the first may be alone.
+    fn boot(script: &str, side: usize, ports: [u16; 2]) -> Self {
         let folder =
             std::env::var("DOORBELL_RXE").expect("DOORBELL_RXE names the folder of setup.sh");
         let share = tempfile::tempdir().expect("a folder");
         let command = share.path().join("doorbell");
         std::fs::copy(env!("CARGO_BIN_EXE_doorbell"), command).expect("a copy of the command");
+        let this = std::env::current_exe().expect("this program");
+        std::fs::copy(this, share.path().join("test")).expect("a copy of it");
         let file = share.path().join("script");
         std::fs::write(&file, script).expect("the script");
         let all = |path: PathBuf, mode| {
@@ -42,16 +44,11 @@ impl Guest {
             .args([folder.as_str(), "sh /mnt/script"])
             .env("SHARE", share.path())
             .env("SMP", "2")
-            .env("MEM", "512");
-        if let Some((side, ports)) = place {
-            let this = std::env::current_exe().expect("this program");
-            std::fs::copy(this, share.path().join("test")).expect("a copy of it");
-            command
-                .env("LOCAL", ports[side].to_string())
-                .env("PEER", ports[1 - side].to_string())
-                .env("IP", format!("192.168.77.{}/24", side + 2))
-                .env("MAC", format!("52:54:00:00:00:0{}", side + 2));
-        }
+            .env("MEM", "512")
+            .env("LOCAL", ports[side].to_string())
+            .env("PEER", ports[1 - side].to_string())
+            .env("IP", format!("192.168.77.{}/24", side + 2))
+            .env("MAC", format!("52:54:00:00:00:0{}", side + 2));
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -75,8 +72,8 @@ impl Guest {
         }
     }
 
-    /// Everything that it said, once it has ended.
-    fn end(self) -> String {
+    /// Everything that it said, and whether it has ended.
+    fn end(self) -> (String, bool) {
         let mut all = String::new();
         loop {
             let rest = PATIENCE.saturating_sub(self.started.elapsed());
@@ -85,11 +82,10 @@ impl Guest {
                     all.push_str(&line);
                     all.push('\n');
                 }
-                Err(mpsc::RecvTimeoutError::Disconnected) => break,
-                Err(mpsc::RecvTimeoutError::Timeout) => panic!("the guest did not end:\n{all}"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return (all, true),
+                Err(mpsc::RecvTimeoutError::Timeout) => return (all, false),
             }
         }
-        all
     }
 }
 
@@ -100,21 +96,30 @@ impl Drop for Guest {
     }
 }
 
+/// A wire's two ports: not of those that the system gives to whoever asks, so that they are still free when QEMU takes them.
+fn wire() -> [u16; 2] {
+    let free = |port: &u16| std::net::UdpSocket::bind(("127.0.0.1", *port)).is_ok();
+    let mut ports = (20_000 + rand::random::<u16>() % 10_000..).filter(free);
+    [(); 2].map(|()| ports.next().expect("a free port"))
+}
+
 /// Runs a script in a guest of its own; returns what was said.
 pub(crate) fn guest(script: &str) -> String {
-    Guest::boot(script, None).end()
+    let (said, ended) = Guest::boot(script, 0, wire()).end();
+    assert!(ended, "the guest did not end:\n{said}");
+    said
 }
 
 /// Runs two scripts in two guests on one wire: the first is 192.168.77.2, the second 192.168.77.3.
 pub(crate) fn guests(scripts: [&str; 2]) -> [String; 2] {
-    let ports = [(); 2].map(|()| {
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
-        socket.local_addr().expect("its number").port()
-    });
-    let [first, second] = [0, 1].map(|i| Guest::boot(scripts[i], Some((i, ports))));
-    // The second is where the test is: what it said is worth more if one does not end.
-    let second = second.end();
-    [first.end(), second]
+    let ports = wire();
+    let both = [0, 1].map(|side| Guest::boot(scripts[side], side, ports));
+    let [(first, one), (second, two)] = both.map(Guest::end);
+    assert!(
+        one && two,
+        "did the first guest end: {one}:\n{first}\nthe second: {two}:\n{second}"
+    );
+    [first, second]
 }
 
 /// Runs it, and expects its end with status 0.

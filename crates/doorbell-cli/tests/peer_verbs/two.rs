@@ -4,7 +4,7 @@ use crate::guest::{SIDE, guests};
 
 /// The server of two guests: what serves in the background, with words when it does; and the end of the test, when the other says so.
 const SERVE: &str = "\
-serve() { /mnt/doorbell serve --gpu host >/tmp/serve 2>&1 & serving=$!; until grep -q listening /tmp/serve; do sleep 1; done; }
+serve() { /mnt/doorbell serve --gpu host >/tmp/serve 2>&1 & serving=$!; until grep -q listening /tmp/serve; do kill -0 $serving || exit 9; sleep 1; done; }
 meet() { nc -l -p $1 >/dev/null; }
 ";
 /// The other guest's way to meet it.
