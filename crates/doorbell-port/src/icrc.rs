@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use crc32fast::Hasher;
 use doorbell_wire::roce::{Bth, ICRC_LEN, PORT, icrc::IdSolver};
 
+use crate::crc;
+
 /// Bytes before the transport headers in the CRC's image of an IPv4 packet: 8 of ones, IP, UDP.
 const V4: usize = 8 + 20 + 8;
 /// The same for IPv6.
@@ -108,8 +110,11 @@ impl FlowCrc {
         if self.len != len {
             self.set_len(len);
         }
-        let head = self.head(id);
-        let mut hasher = Hasher::new_with_initial(masked(head, headers));
+        let front = masked(self.head(id), headers);
+        if payload.is_empty() {
+            return front;
+        }
+        let mut hasher = Hasher::new_with_initial(front);
         hasher.update(payload);
         hasher.finalize()
     }
@@ -178,17 +183,18 @@ pub(crate) const LIGHT: usize = Bth::LEN + SMALL;
 /// The CRC `head`, continued over a packet's first bytes, with ones where the base header has its reserved byte.
 #[inline]
 fn masked(head: u32, front: &[u8]) -> u32 {
-    let mut image = [0; Bth::LEN + SMALL];
-    let mut hasher = Hasher::new_with_initial(head);
-    match image.get_mut(..front.len()) {
-        Some(image) if front.len() >= Bth::LEN => {
-            image.copy_from_slice(front);
-            image[4] = 0xff;
-            hasher.update(image);
-        }
-        // Shorter than any packet, or longer than any header.
-        _ => hasher.update(front),
+    // Shorter than any packet: there is no such byte.
+    let ones = if front.len() < Bth::LEN {
+        0
+    } else {
+        0xff << 32
+    };
+    if front.len() <= LIGHT {
+        return crc::update(head, front, ones);
     }
+    let (start, rest) = front.split_at(8);
+    let mut hasher = Hasher::new_with_initial(crc::update(head, start, ones));
+    hasher.update(rest);
     hasher.finalize()
 }
 

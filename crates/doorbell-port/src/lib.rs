@@ -15,6 +15,7 @@
 mod batch;
 mod config;
 mod counters;
+mod crc;
 mod describe;
 mod error;
 mod eth;

@@ -107,6 +107,8 @@ pub(crate) struct CorePort {
     round: u64,
     /// Acknowledgements of this round wait for the next.
     held: bool,
+    /// All that arrived in this round were requests whose answers are awaited, and the last round was not like that.
+    answers_first: bool,
     /// Sees to it that there is one; none where a thread runs the core.
     keeper: Option<Arc<Keeper>>,
     strangers: StrangerCounters,
@@ -141,6 +143,7 @@ impl CorePort {
             epoch: Instant::now(),
             round: 1,
             held: false,
+            answers_first: false,
             keeper,
             strangers: StrangerCounters::default(),
             down: None,
@@ -187,7 +190,9 @@ impl CorePort {
     /// Gives packets that arrived to their connections. Returns how many there were.
     fn receive(&mut self, qps: &mut [Option<Box<EngineQp>>], cx: &mut Cx<'_>) -> u64 {
         let mut taken = 0;
+        let mut awaited = 0;
         if self.down.is_some() {
+            self.answers_first = false;
             return 0;
         }
         for _ in 0..BATCHES {
@@ -234,6 +239,7 @@ impl CorePort {
                             // A peer that sends counts its completions, and may wait for the last one when we are done with ours.
                             if parsed.kind == Kind::Write {
                                 link.pace.heard = self.round;
+                                awaited += u64::from(link.pace.awaits_answer());
                             }
                             let congested = packet.tos & 3 == 3;
                             link.connection.handle(&parsed, congested, now, &mut memory);
@@ -250,6 +256,8 @@ impl CorePort {
                 break;
             }
         }
+        let all = taken != 0 && taken == awaited && self.gathering.is_empty();
+        self.answers_first = all && !self.answers_first;
         for slot in self.gathering.drain(..) {
             cx.slot = slot;
             let qp = qps.get_mut(slot as usize).and_then(|q| q.as_deref_mut());
@@ -269,7 +277,12 @@ impl CorePort {
             done += self.drive(qps, cx, Stage::Posted);
         }
         done += self.receive(qps, cx);
-        done += self.drive(qps, cx, Stage::Heard);
+        if self.answers_first {
+            // Whoever drives this core waits for what has come, and nothing is to leave before the answer: that is this thread's next step.
+            self.held = true;
+        } else {
+            done += self.drive(qps, cx, Stage::Heard);
+        }
         if held != self.held {
             cx.inner.cores[self.core].hold(self.held);
             if let (true, Some(keeper)) = (self.held, &self.keeper) {

@@ -98,6 +98,12 @@ impl Pace {
         self.all()
     }
 
+    /// Would nothing leave in the round in which a request is heard? Then nobody needs to ask.
+    #[inline]
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.answers >= ANSWERS && !self.held
+    }
+
     /// Nothing is left behind any more.
     pub(super) fn all(&mut self) -> Leave {
         self.behind = 0;

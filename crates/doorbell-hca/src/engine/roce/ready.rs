@@ -9,6 +9,8 @@ use std::collections::BinaryHeap;
 pub(super) struct Ready {
     /// To be asked in the next pass.
     active: Vec<u32>,
+    /// Memory for the list after it.
+    spare: Vec<u32>,
     /// When to look at which again. An entry may be too early, or of a queue pair that is gone: whoever takes it looks.
     timers: BinaryHeap<Reverse<(u64, u32)>>,
 }
@@ -32,15 +34,13 @@ impl Ready {
 
     /// Takes the list; each goes back by [`Self::keep`] or [`Self::rest`].
     pub(super) fn take(&mut self) -> Vec<u32> {
-        std::mem::take(&mut self.active)
+        std::mem::replace(&mut self.active, std::mem::take(&mut self.spare))
     }
 
     /// Gives the list's memory back.
     pub(super) fn put_back(&mut self, mut list: Vec<u32>) {
         list.clear();
-        if self.active.is_empty() {
-            self.active = list;
-        }
+        self.spare = list;
     }
 
     /// It may have more to do at once.
