@@ -121,6 +121,7 @@ impl Side {
             segments: peer.port.segments,
             light: peer.port.light,
             connection: Config {
+                window_bytes: 1 << 20,
                 transport: Transport::Rc,
                 dest_qpn: peer.qp.qpn().get(),
                 sq_psn: Psn::new(self.qp.qpn().get()),
@@ -364,10 +365,13 @@ fn main() {
         args.get(at + 1).cloned()
     };
     let only = value("--only");
-    let mtu = value("--mtu").map_or(4096, |v| v.parse().expect("--mtu takes a number"));
+    let mtu = value("--mtu").map_or(0, |v| v.parse().expect("--mtu takes a number"));
     let bench = Bench {
         seconds: value("--seconds").map_or(1.0, |v| v.parse().expect("--seconds takes a number")),
-        mtu: Mtu::fitting(mtu).expect("a path MTU is at least 256"),
+        mtu: match mtu {
+            0 => Mtu::Long,
+            _ => Mtu::fitting(mtu).expect("a path MTU is at least 256"),
+        },
     };
     let wanted = |name: &str| only.as_deref().is_none_or(|o| o == name);
     println!(

@@ -363,6 +363,7 @@ impl Hca {
             path_mtu: doorbell_port::path_mtu(port.mtu()) as u16,
             segments: port.accepts_trains(),
             light: port.accepts_light(),
+            long: port.accepts_long(),
             qpn_class: port.qpn_class(),
             description: port.describe(),
         };

@@ -50,6 +50,8 @@ pub struct RocePort {
     pub segments: bool,
     /// It takes packets of its own host whose ICRC covers headers alone.
     pub light: bool,
+    /// And as long ones as path MTU [`doorbell_roce::Mtu::Long`] has.
+    pub long: bool,
     /// Several processes share the UDP port: mask and value that the numbers of this core's queue pairs fit, if they were made after
     /// the port was opened.
     pub qpn_class: Option<(u32, u32)>,

@@ -37,7 +37,7 @@ pub use describe::Description;
 pub use error::{PortError, Result};
 pub use eth::{DgramOptions, EthPort, Place, RawOptions};
 pub use icrc::DEFAULT_PORT;
-pub use path::{Path, PathRequest, path_mtu, within_host};
+pub use path::{LONG_PAYLOAD, Path, PathRequest, path_mtu, within_host};
 pub use udp::{UdpOptions, UdpPort};
 pub use wrap::{FaultSpec, Faulty, Pcapng, Tracer};
 
@@ -93,6 +93,11 @@ pub trait Port: Send + fmt::Debug {
         false
     }
 
+    /// Does this end take light packets of up to [`LONG_PAYLOAD`] bytes beside their headers? Peers exchange the answer.
+    fn accepts_long(&self) -> bool {
+        false
+    }
+
     /// May packets lie in memory of others while they wait ([`SendBatch::commit_lent`])? Ports that look at packets themselves say no.
     fn lends(&self) -> bool {
         false
@@ -137,6 +142,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn accepts_light(&self) -> bool {
         (**self).accepts_light()
+    }
+    fn accepts_long(&self) -> bool {
+        (**self).accepts_long()
     }
     fn lends(&self) -> bool {
         (**self).lends()

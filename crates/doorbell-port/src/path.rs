@@ -25,6 +25,8 @@ pub struct PathRequest {
     pub trains: bool,
     /// The peer is on this host, and said that it accepts [light](crate::Port::accepts_light) packets.
     pub light: bool,
+    /// The peer also said that it accepts [long](crate::Port::accepts_long) ones.
+    pub long: bool,
     /// UDP source port for ports that make their own headers; a UDP socket sends from its own.
     pub source_port: Option<u16>,
     /// How long address resolution may take.
@@ -39,6 +41,7 @@ impl PathRequest {
             tos: 0,
             trains: false,
             light: false,
+            long: false,
             source_port: None,
             deadline: Duration::from_secs(1),
         }
@@ -79,11 +82,15 @@ impl Path {
         }
     }
 
-    /// From now on packets are light. `ip_mtu`: bytes of the longest IP packet, which a train has to fit.
-    pub(crate) fn lighten(&mut self, ip_mtu: usize) {
-        let below = if self.peer.is_ipv4() { 20 } else { 40 } + 8 + TAIL;
+    /// From now on packets are light, and if `long`, up to that long. `ip_mtu`: bytes of the longest IP packet, which a train has to fit.
+    pub(crate) fn lighten(&mut self, ip_mtu: usize, long: bool) {
+        let v6 = self.peer.is_ipv6();
+        let below = below(v6) - ICRC_LEN + TAIL;
         self.most = (ip_mtu.saturating_sub(below) as u32).min(TRAIN_BYTES);
         self.light = true;
+        if long && has_room_for_long(ip_mtu, v6) {
+            self.mtu = (LONG_PAYLOAD + HEADERS) as u16;
+        }
     }
 
     /// The peer's address and UDP port.
@@ -117,18 +124,31 @@ pub fn within_host(a: IpAddr, b: IpAddr) -> bool {
     a == b || (a.is_loopback() && b.is_loopback())
 }
 
+/// Payload of a packet between two ports of one host that agreed on long ones: about as much as a datagram takes, and 1 MiB is 17 of them.
+pub const LONG_PAYLOAD: usize = 61_696;
+
+/// Does an IP packet of `ip_mtu` bytes take a long packet with all its headers?
+pub(crate) fn has_room_for_long(ip_mtu: usize, v6: bool) -> bool {
+    ip_mtu >= LONG_PAYLOAD + HEADERS + below(v6)
+}
+
+/// Bytes of an IP packet that are not the transport's.
+const fn below(v6: bool) -> usize {
+    let ip = if v6 { 40 } else { 20 };
+    ip + 8 + ICRC_LEN
+}
+
 /// Nothing that RoCEv2 sends is longer than path MTU 4096 with all headers.
 const LONGEST: usize = 4096 + 64;
 
 /// Bytes of the longest transport packet that fits an IP packet of `ip_mtu`.
 pub(crate) fn transport_mtu(ip_mtu: usize, v6: bool) -> usize {
-    let below = if v6 { 40 } else { 20 } + 8 + ICRC_LEN;
-    ip_mtu.saturating_sub(below).min(LONGEST)
+    ip_mtu.saturating_sub(below(v6)).min(LONGEST)
 }
 
-/// The largest InfiniBand path MTU (256, 512, 1024, 2048, 4096) whose packets fit `transport` bytes; 0: none does.
+/// The largest path MTU (256, 512, 1024, 2048, 4096, [`LONG_PAYLOAD`]) whose packets fit `transport` bytes; 0: none does.
 pub fn path_mtu(transport: usize) -> usize {
-    [4096, 2048, 1024, 512, 256]
+    [LONG_PAYLOAD, 4096, 2048, 1024, 512, 256]
         .into_iter()
         .find(|mtu| mtu + HEADERS <= transport)
         .unwrap_or(0)

@@ -15,10 +15,13 @@ pub enum Mtu {
     M2048,
     /// 4,096 bytes.
     M4096,
+    /// 61,696 bytes: none of InfiniBand's, for two ends of one host that agreed on it, where a packet is as long as the kernel takes a datagram.
+    /// 1 MiB is 17 of them.
+    Long,
 }
 
 impl Mtu {
-    /// All of them, smallest first.
+    /// InfiniBand's, smallest first.
     pub const ALL: [Self; 5] = [
         Self::M256,
         Self::M512,
@@ -29,15 +32,18 @@ impl Mtu {
 
     /// Bytes of payload.
     pub const fn bytes(self) -> u32 {
-        256 << self as u32
+        match self {
+            Self::Long => 61_696,
+            _ => 256 << self as u32,
+        }
     }
 
-    /// The largest with at most `bytes` of payload; `None` below 256.
+    /// The largest of InfiniBand's with at most `bytes` of payload; `None` below 256.
     pub fn fitting(bytes: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|m| m.bytes() <= bytes)
     }
 
-    /// The encoding of `enum ibv_mtu`: 1 to 5.
+    /// The encoding of `enum ibv_mtu`: 1 to 5 (6, which has no other meaning, for [`Mtu::Long`]).
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
@@ -75,6 +81,8 @@ pub struct Config {
     pub min_rnr_timer: u8,
     /// Unacknowledged packets, at most; what the receive buffer of the peer's port holds. At least 4.
     pub window: u32,
+    /// Unacknowledged bytes of messages, at most, but for one packet that is longer; the same buffer where packets are long.
+    pub window_bytes: u32,
     /// Messages posted and not completed, at most.
     pub messages: usize,
 }
@@ -95,6 +103,7 @@ impl Default for Config {
             rnr_retry: 7,
             min_rnr_timer: 12,
             window: 128,
+            window_bytes: u32::MAX,
             messages: 1024,
         }
     }
@@ -118,7 +127,7 @@ impl Config {
     /// # Errors
     /// The first that is out of range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let rows: [(&'static str, u64, bool, &'static str); 7] = [
+        let rows: [(&'static str, u64, bool, &'static str); 8] = [
             (
                 "dest_qpn",
                 u64::from(self.dest_qpn),
@@ -154,6 +163,12 @@ impl Config {
                 u64::from(self.window),
                 (4..1 << 22).contains(&self.window),
                 "4 to 2^22 - 1",
+            ),
+            (
+                "window_bytes",
+                u64::from(self.window_bytes),
+                self.window_bytes > 0,
+                "at least 1",
             ),
             (
                 "messages",

@@ -10,15 +10,18 @@ const FLOOR: u32 = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
     limit: u32,
+    /// Bytes that go with the limit.
+    bytes: u32,
     now: u32,
     /// Packets acknowledged since the last increase.
     acknowledged: u32,
 }
 
 impl Window {
-    pub(crate) fn new(limit: u32) -> Self {
+    pub(crate) fn new(limit: u32, bytes: u32) -> Self {
         Self {
             limit,
+            bytes,
             now: limit,
             acknowledged: 0,
         }
@@ -26,6 +29,11 @@ impl Window {
 
     pub(crate) fn packets(&self) -> u32 {
         self.now
+    }
+
+    /// Bytes that may be unacknowledged.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.bytes) * u64::from(self.now) / u64::from(self.limit)
     }
 
     pub(crate) fn acknowledged(&mut self, packets: u32) {

@@ -436,6 +436,7 @@ mod tests {
                     min_rnr_timer: 12,
                     segments: true,
                     light: false,
+                    long: false,
                 },
                 psn: 0xfffffe,
                 unreliable: true,

@@ -53,6 +53,7 @@ impl Foreign {
             min_rnr_timer: 12,
             segments: false,
             light: false,
+            long: false,
         };
         let agreed: Agreed = mine
             .agree(&remote)

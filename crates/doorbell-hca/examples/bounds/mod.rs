@@ -11,8 +11,8 @@ use super::cpu_seconds;
 
 /// Bytes of a write and of a message.
 const MESSAGE: usize = 1 << 20;
-/// Packets under way at most, as between two queue pairs.
-const WINDOW: u64 = 256;
+/// Bytes under way at most, as between two queue pairs.
+const WINDOW: u64 = 1 << 20;
 
 fn echo_sockets() -> (UdpSocket, UdpSocket) {
     let bind = || UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -107,15 +107,16 @@ pub(crate) fn trains(seconds: f64, mtu: usize, touch: bool) -> f64 {
         .path(&PathRequest {
             trains: b.accepts_trains(),
             light: b.accepts_light(),
+            long: mtu > 4096,
             ..PathRequest::new(b.local_addr())
         })
         .expect("a path");
     let (came, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let payload = vec![7u8; MESSAGE];
+    let payload = vec![7u8; MESSAGE + mtu];
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut arrived = b.recv_batch();
-            let mut region = vec![0u8; MESSAGE];
+            let mut region = vec![0u8; MESSAGE + mtu];
             let mut at = 0;
             while !stop.load(Ordering::Relaxed) {
                 let n = b.recv(&mut arrived).expect("receiving");
@@ -130,7 +131,7 @@ pub(crate) fn trains(seconds: f64, mtu: usize, touch: bool) -> f64 {
         let (mut batch, mut sent) = (SendBatch::new(), 0u64);
         let start = Instant::now();
         while start.elapsed().as_secs_f64() < seconds {
-            while sent - came.load(Ordering::Acquire) < WINDOW {
+            while (sent - came.load(Ordering::Acquire)) * (mtu as u64) < WINDOW {
                 let Some(space) = batch.space(&way) else {
                     break;
                 };

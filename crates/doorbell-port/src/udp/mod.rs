@@ -34,6 +34,8 @@ pub struct UdpPort {
     can_send_trains: bool,
     /// The kernel delivers trains whole.
     gets_trains: bool,
+    /// A datagram of this host may be as long as [`crate::LONG_PAYLOAD`] needs.
+    takes_long: bool,
     receive_buffer: usize,
     send_buffer: usize,
     flows: receive::Flows,
@@ -85,6 +87,10 @@ impl Port for UdpPort {
 
     fn accepts_light(&self) -> bool {
         true
+    }
+
+    fn accepts_long(&self) -> bool {
+        self.takes_long
     }
 
     fn lends(&self) -> bool {

@@ -15,13 +15,15 @@ use super::UdpPort;
 use crate::batch::{Check, Origin, RecvBatch};
 use crate::error::{PortError, Result};
 use crate::icrc::{FlowCrc, LIGHT};
-use crate::path::{TAIL, within_host};
+use crate::path::{LONG_PAYLOAD, TAIL, within_host};
 use crate::sys::{self, MESSAGES};
 
 /// Flows whose checksum state is kept. A power of two.
 const FLOWS: usize = 64;
 /// Longest packet that is looked at: path MTU 4096, all headers.
 const LONGEST: usize = 4096 + 64 + ICRC_LEN;
+/// The same from this host.
+const LONGEST_HERE: usize = LONG_PAYLOAD + 64 + ICRC_LEN;
 
 /// Datagrams of more bytes than this are asked for in small numbers,
 const LONG: usize = 16 << 10;
@@ -268,7 +270,8 @@ impl UdpPort {
             (None, segment) => (segment, len, 1),
         };
         counters.received_trains += u64::from(segment < len);
-        if segment > LONGEST {
+        let longest = if here { LONGEST_HERE } else { LONGEST };
+        if segment > longest {
             counters.received_long += 1;
             return;
         }

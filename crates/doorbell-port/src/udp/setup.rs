@@ -152,6 +152,7 @@ impl UdpPort {
             mtu: path::transport_mtu(interface_mtu(local), local.is_ipv6()),
             can_send_trains,
             gets_trains,
+            takes_long: gets_trains && path::has_room_for_long(loopback_mtu(), local.is_ipv6()),
             receive_buffer: size(libc::SO_RCVBUF),
             send_buffer: size(libc::SO_SNDBUF),
             flows: Flows::default(),
@@ -193,7 +194,7 @@ impl UdpPort {
         let mut path = Path::new(request, local, transport, train);
         // Whoever asks may have been told anything: what leaves the host is covered whole.
         if request.light && path::within_host(ip, peer.ip()) {
-            path.lighten(mtu);
+            path.lighten(mtu, request.long);
             self.come_near(&path);
         }
         Ok(path)
@@ -270,18 +271,30 @@ fn interface_mtu(local: SocketAddr) -> usize {
             ip == local.ip() || ip.is_loopback() && local.ip().is_loopback()
         }
     };
-    let mtu = |name: &str| {
-        let answer = sys::interface(name, libc::SIOCGIFMTU).ok()?;
-        let mtu = i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
-        usize::try_from(mtu).ok()
-    };
     sys::interface_addresses()
         .unwrap_or_default()
         .iter()
         .filter(|(_, ip)| ours(*ip))
-        .filter_map(|(name, _)| mtu(name))
+        .filter_map(|(name, _)| mtu_of(name))
         .min()
         .unwrap_or(1500)
+}
+
+/// The MTU of the interface between this host and itself.
+fn loopback_mtu() -> usize {
+    sys::interface_addresses()
+        .unwrap_or_default()
+        .iter()
+        .filter(|(_, ip)| ip.is_loopback())
+        .filter_map(|(name, _)| mtu_of(name))
+        .min()
+        .unwrap_or(0)
+}
+
+fn mtu_of(interface: &str) -> Option<usize> {
+    let answer = sys::interface(interface, libc::SIOCGIFMTU).ok()?;
+    let mtu = i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+    usize::try_from(mtu).ok()
 }
 
 /// Why a bind failed.

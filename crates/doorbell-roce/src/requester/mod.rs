@@ -29,9 +29,17 @@ struct Posted {
     message: Message,
     first: Psn,
     packets: u32,
+    /// Bytes of all messages before it.
+    start: u64,
 }
 
 impl Posted {
+    /// Bytes of all packets before the one at `psn`, which is one of its own.
+    fn bytes_before(&self, psn: Psn, mtu: u32) -> u64 {
+        let index = psn.since(self.first) as u32;
+        self.start + u64::from((index * mtu).min(self.message.len))
+    }
+
     fn end(&self) -> Psn {
         self.first.add(self.packets)
     }
@@ -59,10 +67,13 @@ pub(crate) struct Requester {
     high: Psn,
     /// One after the newest that was posted.
     tail: Psn,
+    /// Bytes of all messages that were ever posted.
+    posted_bytes: u64,
     /// One after the last answer packet of each READ or atomic under way.
     reads: VecDeque<Psn>,
-    /// Packets, and message ends, since the last AckReq.
+    /// Packets, bytes and message ends since the last AckReq.
     since_ack: u32,
+    bytes_since_ack: u64,
     ends_since_ack: u32,
 
     timer: Timer,
@@ -90,16 +101,20 @@ impl Requester {
             max_rd_atomic: usize::from(config.max_rd_atomic),
             rnr_retry: config.rnr_retry,
             capacity: config.messages,
-            read_piece: (config.window / 4).max(1),
-            window: Window::new(config.window),
+            read_piece: (config.window / 4)
+                .min(config.window_bytes / 4 / config.path_mtu.bytes())
+                .max(1),
+            window: Window::new(config.window, config.window_bytes),
             messages: VecDeque::new(),
             current: 0,
             una: config.sq_psn,
             next: config.sq_psn,
             high: config.sq_psn,
             tail: config.sq_psn,
+            posted_bytes: 0,
             reads: VecDeque::new(),
             since_ack: 0,
+            bytes_since_ack: 0,
             ends_since_ack: 0,
             timer: Timer::new(config),
             rnr_until: None,
@@ -143,7 +158,9 @@ impl Requester {
             message,
             first: self.tail,
             packets,
+            start: self.posted_bytes,
         });
+        self.posted_bytes += u64::from(message.len);
         self.tail = self.tail.add(packets);
         Ok(())
     }
@@ -215,7 +232,13 @@ impl Requester {
             .position(|m| psn.since(m.end()) < 0)
             .unwrap_or(self.messages.len());
         self.reads.retain(|end| end.since(psn) <= 0);
+        self.asked();
+    }
+
+    /// Has just asked for an answer, or begins anew.
+    fn asked(&mut self) {
         self.since_ack = 0;
+        self.bytes_since_ack = 0;
         self.ends_since_ack = 0;
     }
 
@@ -259,7 +282,10 @@ impl Requester {
         let index = self.next.since(at) as u32;
         let in_flight = self.next.since(self.una) as u32;
         let room = match self.transport {
-            Transport::Rc => self.window.packets().saturating_sub(in_flight),
+            Transport::Rc => {
+                let packets = self.window.packets().saturating_sub(in_flight);
+                packets.min(self.room_for_bytes(&posted, in_flight))
+            }
             Transport::Uc => u32::MAX,
         };
         if room == 0 || self.fault.is_some_and(|(psn, _)| psn == self.next) {
@@ -293,7 +319,7 @@ impl Requester {
         let mut bth = Bth::new(opcode, self.dest_qpn, self.next);
         bth.solicited = posted.message.solicited && last && posted.message.op.is_received();
         bth.pad = (len.wrapping_neg() & 3) as u8;
-        bth.ack_req = self.transport == Transport::Rc && self.wants_ack(last, room);
+        bth.ack_req = self.transport == Transport::Rc && self.wants_ack(last, room, len);
         let header = Header { bth, ext };
         let start = header.len();
         let body = start + len as usize;
@@ -319,10 +345,10 @@ impl Requester {
         out[body..total].fill(0);
 
         self.since_ack += 1;
+        self.bytes_since_ack += u64::from(len);
         self.ends_since_ack += u32::from(last);
         if bth.ack_req {
-            self.since_ack = 0;
-            self.ends_since_ack = 0;
+            self.asked();
         }
         self.sent(1, len, counters);
         match self.transport {
@@ -399,8 +425,7 @@ impl Requester {
         if len == 0 {
             return None;
         }
-        self.since_ack = 0;
-        self.ends_since_ack = 0;
+        self.asked();
         self.sent(packets, 0, counters);
         self.reads.push_back(self.next);
         self.current += usize::from(self.next == posted.end());
@@ -453,14 +478,26 @@ impl Requester {
         }
     }
 
+    /// How many packets the bytes have room for, if `next` is one of `posted`: one at least when nothing is under way.
+    fn room_for_bytes(&self, posted: &Posted, in_flight: u32) -> u32 {
+        let Some(oldest) = self.messages.front().filter(|_| in_flight > 0) else {
+            return u32::MAX;
+        };
+        let next = posted.bytes_before(self.next, self.mtu);
+        let under_way = next - oldest.bytes_before(self.una, self.mtu);
+        let room = self.window.bytes().saturating_sub(under_way);
+        room.div_ceil(u64::from(self.mtu)).min(u64::from(u32::MAX)) as u32
+    }
+
     /// Whoever stops sending must have asked for an answer, or only a time-out would go on.
-    fn wants_ack(&self, last: bool, room: u32) -> bool {
+    fn wants_ack(&self, last: bool, room: u32, len: u32) -> bool {
         let nothing_follows = (last && self.current + 1 == self.messages.len())
             || self.fault.is_some_and(|(psn, _)| psn == self.next.add(1));
         let quarter = (self.window.packets() / 4).max(1);
         nothing_follows
             || room == 1
             || self.since_ack + 1 >= quarter
+            || self.bytes_since_ack + u64::from(len) >= self.window.bytes() / 4
             || (last && self.ends_since_ack + 1 >= ENDS_PER_ACK)
     }
 

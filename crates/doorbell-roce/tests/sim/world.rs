@@ -80,7 +80,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let unreliable = random.one_in(6);
-        let mtu = Mtu::ALL[random.below(5) as usize];
+        let mtu = *Mtu::ALL.get(random.below(6) as usize).unwrap_or(&Mtu::Long);
         let slow = random.one_in(3);
         // A third of the seeds have a perfect network in each respect, so that faults are met alone and together.
         let rate = |random: &mut Random| {
@@ -133,6 +133,10 @@ impl World {
             },
             min_rnr_timer: random.between(1, 12) as u8,
             window: random.between(4, 200) as u32,
+            window_bytes: match random.below(2) {
+                0 => u32::MAX,
+                _ => random.between(1, 1 << 20) as u32,
+            },
             messages: random.between(1, 64) as usize,
         };
         let ends = (0..2)
@@ -233,7 +237,7 @@ impl World {
 
     /// Posts, transmits, takes events, at both ends; returns whether anything happened.
     fn turn(&mut self) {
-        let mut out = vec![0; 8192];
+        let mut out = vec![0; 1 << 16];
         for index in 0..self.ends.len() {
             let end = &mut self.ends[index];
             end.host.tick(self.now);

@@ -1,7 +1,7 @@
 //! What each side says of itself, and what follows when both are put together.
 //!
 //! The greeting names the release, the host and the job, and offers a RoCE port with its limits. [`Offer::agree`] is the
-//! negotiation: the smaller path MTU, as many outstanding reads as the other side answers, segmentation offload only
+//! negotiation: the smaller path MTU (a larger one than InfiniBand has between two on one host), as many outstanding reads as the other side answers, segmentation offload only
 //! between two that know it, checksums of headers alone between two such on one host. Everything is little-endian; strings have one byte of length.
 
 use std::fmt;
@@ -16,6 +16,9 @@ pub const PATH_MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 pub(crate) const OFFER: usize = 32;
 const FLAG_SEGMENTS: u16 = 1;
 const FLAG_LIGHT: u16 = 2;
+const FLAG_LONG: u16 = 4;
+/// Payload of a packet between two Doorbells on one host that both take such, and were not told of a path MTU: as much as a datagram has room for.
+pub const LONG_MTU: u16 = 61_696;
 /// Longest string of a greeting.
 const MAX_TEXT: usize = 255;
 
@@ -42,6 +45,8 @@ pub struct Offer {
     pub segments: bool,
     /// It takes packets of its own host whose ICRC covers the headers alone.
     pub light: bool,
+    /// And of path MTU [`LONG_MTU`], where `path_mtu` is 4096 at both ends.
+    pub long: bool,
 }
 
 /// What holds between two ports.
@@ -73,15 +78,19 @@ impl Offer {
                 ),
             ));
         }
+        let light = self.light
+            && theirs.light
+            && doorbell_hca::roce::within_host(self.address.ip(), theirs.address.ip());
         Ok(Agreed {
             local: *self,
             remote: *theirs,
-            path_mtu: self.path_mtu.min(theirs.path_mtu),
+            path_mtu: match self.path_mtu.min(theirs.path_mtu) {
+                4096 if light && self.long && theirs.long => LONG_MTU,
+                mtu => mtu,
+            },
             max_rd_atomic: self.max_rd_atomic.min(theirs.max_dest_rd_atomic),
             segments: self.segments && theirs.segments,
-            light: self.light
-                && theirs.light
-                && doorbell_hca::roce::within_host(self.address.ip(), theirs.address.ip()),
+            light,
         })
     }
 
@@ -103,7 +112,9 @@ impl Offer {
         out.extend_from_slice(&self.address.port().to_le_bytes());
         out.extend_from_slice(&self.path_mtu.to_le_bytes());
         let flag = |set, flag| if set { flag } else { 0 };
-        let flags = flag(self.segments, FLAG_SEGMENTS) | flag(self.light, FLAG_LIGHT);
+        let flags = flag(self.segments, FLAG_SEGMENTS)
+            | flag(self.light, FLAG_LIGHT)
+            | flag(self.long, FLAG_LONG);
         out.extend_from_slice(&flags.to_le_bytes());
         out.extend_from_slice(&[
             self.max_rd_atomic,
@@ -141,7 +152,7 @@ impl Offer {
             value if value <= max => Ok(value),
             value => Err((name, u64::from(value), allowed)),
         };
-        if flags & !(FLAG_SEGMENTS | FLAG_LIGHT) != 0 || bytes[28..] != [0; 4] {
+        if flags & !(FLAG_SEGMENTS | FLAG_LIGHT | FLAG_LONG) != 0 || bytes[28..] != [0; 4] {
             return Err(("reserved bits", flags.into(), "0"));
         }
         Ok(Self {
@@ -155,6 +166,7 @@ impl Offer {
             min_rnr_timer: small(27, "RNR timer", 31, "0 to 31")?,
             segments: flags & FLAG_SEGMENTS != 0,
             light: flags & FLAG_LIGHT != 0,
+            long: flags & FLAG_LONG != 0,
         })
     }
 }

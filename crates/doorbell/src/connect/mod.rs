@@ -32,7 +32,9 @@ pub(crate) use error::brief;
 pub use error::{ConnectError, Refusal, RefusalKind};
 pub use frame::{MAX_MESSAGE, VERSION};
 pub(crate) use greeting::OFFER;
-pub use greeting::{Agreed, Greeting, Introduction, Offer, PATH_MTUS, gid_of_ip, ip_of_gid};
+pub use greeting::{
+    Agreed, Greeting, Introduction, LONG_MTU, Offer, PATH_MTUS, gid_of_ip, ip_of_gid,
+};
 pub(crate) use line::is_temporary;
 pub use line::{Caller, Line};
 

@@ -21,6 +21,7 @@ fn offer(port: u16, mtu: u16) -> Offer {
         min_rnr_timer: 12,
         segments: true,
         light: true,
+        long: true,
     }
 }
 
@@ -139,6 +140,28 @@ fn only_two_on_one_host_leave_payload_out_of_the_checksum() {
             let outcome = a.agree(&b).unwrap();
             assert_eq!(outcome.light, agreed, "{outcome}");
             assert_eq!(outcome.to_string().contains("headers alone"), agreed);
+        }
+    }
+}
+
+#[test]
+fn only_two_on_one_host_that_were_told_of_no_path_mtu_have_long_packets() {
+    let at = |address: &str, path_mtu, long| Offer {
+        address: address.parse().unwrap(),
+        long,
+        ..offer(1, path_mtu)
+    };
+    let here = at("127.0.0.1:1", 4096, true);
+    for (there, agreed) in [
+        (at("127.0.0.1:2", 4096, true), LONG_MTU),
+        (at("127.0.0.1:2", 4096, false), 4096),
+        (at("127.0.0.1:2", 2048, true), 2048),
+        (at("10.9.0.2:2", 4096, true), 4096),
+    ] {
+        for (a, b) in [(here, there), (there, here)] {
+            let outcome = a.agree(&b).unwrap();
+            assert_eq!(outcome.path_mtu, agreed, "{outcome}");
+            assert!(outcome.to_string().contains(&format!("path MTU {agreed}")));
         }
     }
 }

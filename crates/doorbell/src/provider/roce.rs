@@ -11,13 +11,15 @@ use doorbell_hca::{Access, Hca};
 use doorbell_wire::roce::{Psn, Transport};
 
 use crate::config::{RoceWrap, Settings};
-use crate::connect::{Offer, RoceTarget};
+use crate::connect::{LONG_MTU, Offer, RoceTarget};
 use crate::{Error, Result};
 
 /// READs and atomics that a connection has open, and answers, at a time.
 const READS: u8 = 16;
 /// Packets under way at most. The receive buffers of two Doorbell ports hold several such windows; an rxe takes 128.
 const WINDOW: u32 = 256;
+/// Bytes under way at most: as many as such packets of path MTU 4096 have.
+const WINDOW_BYTES: u32 = WINDOW << 12;
 /// Unacknowledged packets that a peer of another kind is sent.
 const FOREIGN_WINDOW: u32 = 64;
 
@@ -85,6 +87,7 @@ impl RoceSettings {
             min_rnr_timer: 12,
             segments: port.segments,
             light: port.light,
+            long: port.long && self.path_mtu.is_none(),
         })
     }
 
@@ -203,7 +206,11 @@ fn own_address() -> String {
 /// A connection as the engine makes it. `psn` is the first number that this side sends.
 pub(super) fn target(target: &RoceTarget, psn: u32, access: Access) -> Result<Target> {
     let agreed = &target.agreed;
-    let path_mtu = mtu(agreed.path_mtu)?;
+    let path_mtu = match mtu(agreed.path_mtu)? {
+        // Nobody waits for what an Unreliable Connection has sent, and few such packets fill a buffer.
+        Mtu::Long if target.unreliable => Mtu::M4096,
+        mtu => mtu,
+    };
     let (local, remote) = (&agreed.local, &agreed.remote);
     Ok(Target {
         peer: remote.address,
@@ -229,6 +236,7 @@ pub(super) fn target(target: &RoceTarget, psn: u32, access: Access) -> Result<Ta
             } else {
                 FOREIGN_WINDOW
             },
+            window_bytes: WINDOW_BYTES,
             ..Config::default()
         },
         access,
@@ -242,6 +250,9 @@ pub(super) fn receiver(path_mtu: u16, access: Access) -> Result<RoceReceiver> {
 }
 
 fn mtu(path_mtu: u16) -> Result<Mtu> {
+    if path_mtu == LONG_MTU {
+        return Ok(Mtu::Long);
+    }
     Mtu::fitting(path_mtu.into()).ok_or_else(|| Error::Argument {
         object: "path MTU of a RoCE connection",
         value: path_mtu.to_string(),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use doorbell_port::{Path, PathRequest, Port};
-use doorbell_roce::{Connection, Message, Op, PostError};
+use doorbell_roce::{Connection, Message, Mtu, Op, PostError};
 use doorbell_wire::roce::Transport;
 use doorbell_wire::{Cqn, Ctrl, Local, Payload, Piece, Request};
 
@@ -51,6 +51,7 @@ impl Link {
             .path(&PathRequest {
                 trains: target.segments,
                 light: target.light,
+                long: target.connection.path_mtu == Mtu::Long,
                 deadline: RESOLUTION,
                 ..PathRequest::new(target.peer)
             })
