@@ -470,7 +470,7 @@ mod tests {
             (HEADER + 4, 2, "transport"),
             (HEADER + 8 + 18, 7, "path MTU"),
             (HEADER + 8 + 25, 8, "retry count"),
-            (HEADER + 8 + 20, 4, "reserved bits"),
+            (HEADER + 8 + 20, 8, "reserved bits"),
         ] {
             let mut bad = good.clone();
             bad[at] = value;
