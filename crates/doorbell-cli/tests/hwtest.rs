@@ -216,6 +216,52 @@ fn a_device_that_is_not_there_is_told_with_those_that_are() {
 }
 
 #[test]
+fn a_peer_without_a_way_is_told_with_both_addresses_and_nothing_else_is_tried() {
+    let run = hwtest("unreachable", &SHORT);
+    assert_eq!(run.status, Some(3), "{}", run.said);
+    let steps = run.json["devices"][0]["steps"].as_array().expect("steps");
+    assert_eq!(steps.len(), 1, "{}", run.page);
+    let said = steps[0]["said"].as_str().expect("words");
+    let addresses = "from 10.99.0.1, GID index 2, to peer 10.99.0.1";
+    assert!(
+        said.contains(addresses) && said.contains("Network is unreachable"),
+        "{said}"
+    );
+    assert_eq!(said.matches("RTR").count(), 1, "{said}");
+}
+
+/// What `perf` and `info` say where the only device is of no use, by itself and by name.
+#[test]
+fn the_reason_is_the_same_wherever_a_device_is_asked_for() {
+    for (kind, words) in [
+        ("down", "port 1 of RDMA device mock1 is down, not active"),
+        ("iwarp", "it speaks iWARP"),
+        ("none", "there is no RDMA device"),
+    ] {
+        for link in ["verbs", "verbs:mock1"] {
+            let args = [
+                &["perf", "put-bw", "--gpu", "host", "--link", link][..],
+                &["info", "--gpu", "host"],
+            ];
+            for args in &args[..if link == "verbs" { 2 } else { 1 }] {
+                let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+                    .args(*args)
+                    .env("DOORBELL_IBVERBS", library())
+                    .env("MOCK_RDMA", kind)
+                    .output()
+                    .expect("it runs");
+                // A page wraps its lines.
+                let said = text(&output)
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                assert!(said.contains(words), "{kind}, {args:?}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_second_host_that_does_not_answer_is_said_first() {
     let run = hwtest("", &[&SHORT[..], &["--peer", "127.0.0.1:1"]].concat());
     assert_eq!(run.status, Some(1), "{}", run.said);

@@ -169,6 +169,11 @@ fn refusals_name_the_option() {
             2,
             "--links",
         ),
+        (
+            vec!["sweep", "--links", "verbs"],
+            2,
+            "[possible values: loopback, shm, roce]",
+        ),
         (vec!["sweep", "--only", "nothing"], 2, "blocks"),
         (vec!["sweep", "--repeat", "1"], 2, "2..=100"),
         (vec!["sweep", "--redraw", "x", "--quick"], 2, "--quick"),

@@ -6,7 +6,7 @@
 //! DOORBELL_IBVERBS=$L DOORBELL_LIBEFA=$L MOCK_RDMA=efa doorbell hwtest --device mock1
 //! ```
 //! It lists one device, `mock1`, which `MOCK_RDMA` makes an EFA (`efa`), an InfiniBand or iWARP one (`infiniband`, `iwarp`), one whose port is
-//! `down`, one that may not be opened (`locked`), or `none`; else it has RC over Ethernet. The device reaches queue pairs of its own process only.
+//! `down`, one that may not be opened (`locked`), one without a way to any peer (`unreachable`), or `none`; else it has RC over Ethernet. The device reaches queue pairs of its own process only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -29,6 +29,9 @@ fn api() -> &'static Api {
             refuse_open: if is("locked") { libc::EACCES } else { 0 },
             ..Config::default()
         });
+        if is("unreachable") {
+            mock.refuse_connection(Some(libc::ENETUNREACH));
+        }
         if is("none") {
             mock.remove();
         }

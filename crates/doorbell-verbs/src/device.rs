@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::abi::*;
 use crate::api::Verbs;
-use crate::error::{Result, Step, VerbsError, errno, refused};
+use crate::error::{Result, Step, VerbsError, errno, refused, why_closed};
 
 /// A device that could be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,7 +200,7 @@ impl Context {
         })?;
         let raw = match opened {
             Some(Ok(raw)) => raw,
-            Some(Err(e)) => return Err(refused(name, Step::Open, &node, e)),
+            Some(Err(e)) => return Err(refused(name, Step::Open, &node, why_closed(&node, e))),
             None => {
                 let name = name.to_owned();
                 return Err(VerbsError::NoDevice { name, found });

@@ -26,11 +26,12 @@ pub enum VerbsError {
     },
     /// No device has that name.
     #[error(
-        "there is no RDMA device {name:?}; there {}: see `rdma link`; drivers that are loaded but list no device lack their provider (package ibverbs-providers)",
+        "there is no RDMA device{}; there {}: see `rdma link`; drivers that are loaded but list no device lack their provider (package ibverbs-providers)",
+        quoted(name),
         list(found)
     )]
     NoDevice {
-        /// What was asked for.
+        /// What was asked for; empty: any.
         name: String,
         /// What there is.
         found: Vec<String>,
@@ -105,6 +106,13 @@ impl VerbsError {
 
 /// Short for a result with [`VerbsError`].
 pub type Result<T, E = VerbsError> = core::result::Result<T, E>;
+
+fn quoted(name: &str) -> String {
+    match name {
+        "" => String::new(),
+        name => format!(" {name:?}"),
+    }
+}
 
 fn list(found: &[String]) -> String {
     match found {
@@ -215,6 +223,15 @@ fn memlock() -> String {
     )
 }
 
+/// Why a node does not open: libibverbs looks elsewhere for one that it may not open, and then says that there is none.
+pub(crate) fn why_closed(node: &str, errno: i32) -> i32 {
+    use rustix::fs::{Access, access};
+    match access(node, Access::READ_OK | Access::WRITE_OK) {
+        Err(rustix::io::Errno::ACCESS) => libc::EACCES,
+        _ => errno,
+    }
+}
+
 /// Who may open a device's node, and how to become one of them.
 fn rights(node: &str) -> String {
     use std::os::unix::fs::MetadataExt as _;
@@ -297,14 +314,18 @@ mod tests {
 
     #[test]
     fn a_missing_device_says_what_there_is() {
-        let text = |found: &[&str]| {
+        let text = |name: &str, found: &[&str]| {
             VerbsError::NoDevice {
-                name: "mlx5_9".to_owned(),
+                name: name.to_owned(),
                 found: found.iter().map(|s| (*s).to_owned()).collect(),
             }
             .to_string()
         };
-        assert!(text(&[]).contains("there is none"));
-        assert!(text(&["rxe0", "rxe1"]).contains("there are rxe0, rxe1"));
+        assert!(text("", &[]).starts_with("there is no RDMA device; there is none: "));
+        let text = text("mlx5_9", &["rxe0", "rxe1"]);
+        assert!(
+            text.contains("device \"mlx5_9\"; there are rxe0, rxe1"),
+            "{text}"
+        );
     }
 }

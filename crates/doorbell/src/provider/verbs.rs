@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use doorbell_hca::verbs::library::{Verbs, VerbsError, abi};
+use doorbell_hca::verbs::library::{Context, GidEntry, Verbs, VerbsError};
 use doorbell_hca::verbs::{DeviceKeys, VerbsConfig, VerbsPort, VerbsTarget as Target};
 use doorbell_hca::{Hca, HcaError};
 
@@ -74,42 +74,33 @@ pub(crate) fn port(text: &str) -> Result<VerbsConfig> {
     })
 }
 
-/// The device whose port has the address that is preferred, else the first with an active port.
+/// The device whose port has the address that is preferred, else the first that can be used.
 fn choose(library: &Verbs, wanted: &VerbsConfig) -> Result<String, VerbsError> {
-    use doorbell_hca::verbs::library::Context;
-    let (mut first, mut names, mut refused) = (None, Vec::new(), None);
+    let (mut first, mut refused) = (None, None);
     for device in library.devices()? {
-        names.push(device.name.clone());
-        let context = match Context::open(library, &device.name) {
-            Ok(context) => context,
-            Err(e) => {
-                refused = Some(e);
-                continue;
+        match gids(library, &device.name, wanted.port) {
+            Ok(gids) if wanted.ip.is_some() && gids.iter().any(|g| g.ip() == wanted.ip) => {
+                return Ok(device.name);
             }
-        };
-        if let Err(e) = context.connectable() {
-            refused = Some(e);
-            continue;
+            Ok(_) => first = first.or(Some(device.name)),
+            Err(e) => refused = refused.or(Some(e)),
         }
-        let active =
-            |p: &u8| matches!(context.port(*p), Ok(a) if a.state == abi::port_state::ACTIVE);
-        if !active(&wanted.port) {
-            continue;
-        }
-        let gids = context.gids(wanted.port)?;
-        if wanted.ip.is_some() && gids.iter().any(|g| g.ip() == wanted.ip) {
-            return Ok(device.name);
-        }
-        first = first.or(Some(device.name));
     }
-    match (first, refused) {
-        (Some(name), _) => Ok(name),
-        (None, Some(e)) => Err(e),
-        (None, None) => Err(VerbsError::NoDevice {
-            name: format!("with an active port {}", wanted.port),
-            found: names,
-        }),
-    }
+    // Why the first is of no use says more than that there is none.
+    first.ok_or_else(|| {
+        refused.unwrap_or(VerbsError::NoDevice {
+            name: String::new(),
+            found: Vec::new(),
+        })
+    })
+}
+
+/// The addresses of a port that can be used.
+fn gids(library: &Verbs, device: &str, port: u8) -> Result<Vec<GidEntry>, VerbsError> {
+    let context = Context::open(library, device)?;
+    context.connectable()?;
+    context.active_port(port)?;
+    context.gids(port)
 }
 
 /// A connection as the engine makes it. `psn` is the first number that this side sends.
