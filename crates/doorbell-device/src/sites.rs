@@ -97,7 +97,7 @@ sites! {
     /// A kernel that the host may take its work from says that it has started, and only then looks whether that has happened: either it
     /// sees so, or the host sees that it has started.
     CLAIM_FENCE = SeqCst Sys;
-    /// A step of copies comes before the next, and before the answer that says that all are done.
+    /// A step of copies, by all threads of a block, comes before the next.
     STEP_FENCE = AcqRel Sys;
 }
 

@@ -86,7 +86,7 @@ impl Copier {
         unsafe { self.gpu.copier().submit(ops, &[], How::ViaHost) }
     }
 
-    /// Submits copies to be made as is quickest: many small ones, and small ones within one GPU, by a kernel, all others as
+    /// Submits copies to be made as is quickest: many small ones by a kernel, all others as
     /// [`Copier::submit_via_host`] has it. And in steps: `steps` are indexes into `ops`, ascending, at each of which a step begins that runs after all
     /// copies before it. Many small copies that follow each other are one ticket and one event so, instead of one each.
     ///

@@ -4,6 +4,9 @@
 //! that what a step reads the one before has written, and whoever sees a step's bytes sees those of the steps before. Loads and stores go
 //! past the first-level cache, to what other kernels, CPUs and GPUs see. Nothing outside the ranges is touched, and what is aligned alike
 //! at both ends moves in words of up to 16 bytes: an aligned word of 4 or 8 bytes is read and written whole.
+//!
+//! A thread's loads of host memory take their round trips one by one, a microsecond each. So the first warp asks whether the work is still
+//! ours while the others fetch what it is, and a step whose copies are of one length says so in its word.
 
 use doorbell_device::{Arch, Chunk, claim, sites};
 
@@ -25,106 +28,184 @@ struct Copy {
 pub(crate) unsafe fn copies<A: Arch>(a: A, job: *const CopyJob, step: u64) {
     // SAFETY: (whole body) the caller's promise; addresses of fields, no references to memory that others write.
     unsafe {
-        let (me, threads) = (a.thread(), a.threads());
-        // The first descriptors are on their way while one thread asks.
-        let mut step = Step::of(step, threads);
-        let mut at = step.first(0, me);
-        let mut copy = load(a, job, at, step.end);
+        let mut work = Work::new(a, job, step);
         let mut granted = 0;
-        if me == 0 {
+        if a.thread() == 0 {
             let started = (&raw const (*job).started).cast_mut().cast();
             let cancelled = (&raw const (*job).cancelled).cast();
             granted = u64::from(claim(a, started, cancelled));
         }
-        let said: *mut u64 = (&raw const (*job).answer).cast_mut().cast();
-        if a.block_broadcast64(granted) == 0 {
-            if me == 0 {
-                a.store64(said, answer::DECLINED, sites::REPORT_STORE);
-            }
-            return;
+        let granted = a.block_broadcast64(granted) != 0;
+        if granted {
+            work.all(a, job);
         }
-        let steps: *const u64 = (&raw const (*job).steps).cast();
-        let mut number = 0;
-        loop {
-            let next = if step.is_last {
-                0
+        if a.thread() == 0 {
+            let answer: *mut u64 = (&raw const (*job).answer).cast_mut().cast();
+            let said = if granted {
+                answer::DONE
             } else {
-                a.load64(steps.add(number + 1), sites::DATA)
+                answer::DECLINED
             };
-            while at < step.end {
-                let behind = load(a, job, at + step.groups, step.end);
-                if me < step.groups * step.lanes {
-                    carry_out(a, copy, me % step.lanes, step.lanes);
-                }
-                copy = behind;
-                at += step.groups;
-            }
-            let (start, is_last) = (step.end, step.is_last);
-            if !is_last {
-                step = Step::of(next, threads);
-                at = step.first(start, me);
-                copy = load(a, job, at, step.end);
-            }
-            a.fence(sites::STEP_FENCE);
-            a.block_sync();
-            if is_last {
-                break;
-            }
-            number += 1;
-        }
-        if me == 0 {
-            a.store64(said, answer::DONE, sites::REPORT_STORE);
+            // A release, behind the barrier: it comes after the stores of all threads.
+            a.store64(answer, said, sites::REPORT_STORE);
         }
     }
 }
 
-/// A step: copies up to `end`, `lanes` threads each, `groups` copies at a time.
+/// A step: copies up to `end`, `1 << lanes` threads each.
 #[derive(Clone, Copy)]
 struct Step {
     end: u32,
     lanes: u32,
-    groups: u32,
+    len: u32,
     is_last: bool,
 }
 
-impl Step {
+/// What a thread does of a job.
+struct Work {
+    /// Threads that copy, and this one's number among them; from there on it does nothing.
+    threads: u32,
+    me: u32,
+    step: Step,
+    /// Its next copy, fetched ahead.
+    at: u32,
+    copy: Copy,
+}
+
+impl Work {
+    /// # Safety
+    /// As for [`copies`].
     #[inline(always)]
-    fn of(word: u64, threads: u32) -> Self {
-        let (end, lanes, is_last) = CopyJob::parse_step(word);
-        let lanes = lanes.clamp(1, threads);
-        Self {
-            end,
-            lanes,
-            groups: threads / lanes,
-            is_last,
+    unsafe fn new<A: Arch>(a: A, job: *const CopyJob, first: u64) -> Self {
+        // The first warp asks, if there are others.
+        let asking = if a.threads() > A::LANES { A::LANES } else { 0 };
+        let threads = a.threads() - asking;
+        let nothing = Step {
+            end: 0,
+            lanes: 0,
+            len: 0,
+            is_last: true,
+        };
+        let (dst, src, len) = (0, 0, 0);
+        let mut work = Self {
+            threads,
+            me: if a.thread() < asking {
+                threads
+            } else {
+                a.thread() - asking
+            },
+            step: nothing,
+            at: 0,
+            copy: Copy { dst, src, len },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { work.begin(a, job, first, 0) };
+        work
+    }
+
+    /// All steps, with a barrier behind each.
+    ///
+    /// # Safety
+    /// As for [`copies`].
+    #[inline(always)]
+    unsafe fn all<A: Arch>(&mut self, a: A, job: *const CopyJob) {
+        // SAFETY: (whole body) the caller's promise; every step but the last has one behind it.
+        unsafe {
+            let steps: *const u64 = (&raw const (*job).steps).cast();
+            let mut number = 0;
+            loop {
+                let step = self.step;
+                number += 1;
+                let next = if step.is_last {
+                    0
+                } else {
+                    a.load64(steps.add(number), sites::DATA)
+                };
+                self.carry_out(a, job);
+                if !step.is_last {
+                    self.begin(a, job, next, step.end);
+                }
+                a.block_sync();
+                if step.is_last {
+                    return;
+                }
+                // Everyone's stores come before everyone's next: what the barrier has shown a thread counts as its own.
+                a.fence(sites::STEP_FENCE);
+            }
         }
     }
 
-    /// The first copy of thread `me`, of those from `start` on.
+    /// Copies that are made at a time.
     #[inline(always)]
-    fn first(self, start: u32, me: u32) -> u32 {
-        start + me / self.lanes
+    fn groups(&self) -> u32 {
+        self.threads >> self.step.lanes
     }
-}
 
-/// Copy `at`, if there is one before `end`.
-///
-/// # Safety
-/// As for [`copies`].
-#[inline(always)]
-unsafe fn load<A: Arch>(a: A, job: *const CopyJob, at: u32, end: u32) -> Copy {
-    if at >= end {
-        let (dst, src, len) = (0, 0, 0);
-        return Copy { dst, src, len };
+    /// Turns to the step of `word`, whose copies are those from `start` on.
+    ///
+    /// # Safety
+    /// As for [`copies`].
+    #[inline(always)]
+    unsafe fn begin<A: Arch>(&mut self, a: A, job: *const CopyJob, word: u64, start: u32) {
+        let (end, lanes, len, is_last) = CopyJob::parse_step(word);
+        self.step = Step {
+            end,
+            lanes: lanes.min(self.threads.ilog2()),
+            len,
+            is_last,
+        };
+        let group = self.me >> self.step.lanes;
+        // Threads that are no whole group are left over.
+        self.at = if group < self.groups() {
+            start + group
+        } else {
+            end
+        };
+        // SAFETY: the caller's promise.
+        self.copy = unsafe { self.load(a, job, self.at) };
     }
-    // SAFETY: the caller's promise; there are `end` copies.
-    unsafe {
-        let words: *const u64 = (&raw const (*job).copies)
-            .cast::<u64>()
-            .add(at as usize * 4);
-        let Chunk([dst, src]) = a.load_unit(words.cast());
-        let len = a.load64(words.add(2), sites::DATA);
-        Copy { dst, src, len }
+
+    /// Copy `at`, if the step has it.
+    ///
+    /// # Safety
+    /// As for [`copies`].
+    #[inline(always)]
+    unsafe fn load<A: Arch>(&self, a: A, job: *const CopyJob, at: u32) -> Copy {
+        let Step { end, len, .. } = self.step;
+        if at >= end {
+            let (dst, src, len) = (0, 0, 0);
+            return Copy { dst, src, len };
+        }
+        // SAFETY: the caller's promise; there are `end` copies.
+        unsafe {
+            let words: *const u64 = (&raw const (*job).copies)
+                .cast::<u64>()
+                .add(at as usize * 4);
+            let Chunk([dst, src]) = a.load_unit(words.cast());
+            let len = match len {
+                0 => a.load64(words.add(2), sites::DATA),
+                len => u64::from(len),
+            };
+            Copy { dst, src, len }
+        }
+    }
+
+    /// This thread's part of the step.
+    ///
+    /// # Safety
+    /// As for [`copies`].
+    #[inline(always)]
+    unsafe fn carry_out<A: Arch>(&mut self, a: A, job: *const CopyJob) {
+        let lanes = 1 << self.step.lanes;
+        while self.at < self.step.end {
+            self.at += self.groups();
+            // SAFETY: the caller's promise.
+            unsafe {
+                let next = self.load(a, job, self.at);
+                carry_out(a, self.copy, self.me & (lanes - 1), lanes);
+                self.copy = next;
+            }
+        }
     }
 }
 

@@ -492,15 +492,23 @@ pub mod answer {
 }
 
 impl CopyJob {
-    /// The word of a step: the copies up to and without number `end` that no step before it has, `lanes` threads each.
-    pub const fn step(end: u32, lanes: u32, is_last: bool) -> u64 {
-        end as u64 | (lanes as u64) << 32 | (is_last as u64) << 63
+    /// The word of a step: the copies up to and without number `end` that no step before it has, `lanes` threads each (a power of two). `len` is the
+    /// bytes of each of them, below 2^31; 0: each says itself, which takes the kernel another read of host memory.
+    pub const fn step(end: u32, lanes: u32, len: u32, is_last: bool) -> u64 {
+        let shape = (end & 0xfff) as u64 | (lanes.ilog2() as u64) << 12;
+        shape | (len as u64) << 32 | (is_last as u64) << 63
     }
 
-    /// Its parts.
+    /// Its parts: the end, the logarithm of the threads a copy, the bytes of each, and whether it is the last.
     #[inline(always)]
-    pub const fn parse_step(word: u64) -> (u32, u32, bool) {
-        (word as u32, (word >> 32) as u32 & 0xffff, word >> 63 != 0)
+    pub const fn parse_step(word: u64) -> (u32, u32, u32, bool) {
+        let (end, lanes) = (word as u32 & 0xfff, (word as u32 >> 12) & 0xf);
+        (
+            end,
+            lanes,
+            (word >> 32) as u32 & 0x7fff_ffff,
+            word >> 63 != 0,
+        )
     }
 
     /// As many threads as a copy of `len` bytes keeps busy, four units of 16 bytes each: a power of two.

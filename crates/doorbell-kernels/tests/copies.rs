@@ -69,8 +69,13 @@ fn fill(job: &CopyJob, steps: &[&[Op]]) -> u64 {
             job.set(end, dst, src, len);
             end += 1;
         }
-        let lanes = CopyJob::lanes_for(step.iter().map(|op| op.2).max().unwrap_or(0));
-        let word = CopyJob::step(end as u32, lanes, number + 1 == steps.len());
+        let longest = step.iter().map(|op| op.2).max().unwrap_or(0);
+        let alike = step.iter().all(|op| op.2 == longest);
+        let (lanes, len) = (
+            CopyJob::lanes_for(longest),
+            if alike { longest as u32 } else { 0 },
+        );
+        let word = CopyJob::step(end as u32, lanes, len, number + 1 == steps.len());
         job.steps[number].store(word, Ordering::Relaxed);
     }
     job.steps[0].load(Ordering::Relaxed)
@@ -151,7 +156,7 @@ fn check(lens: &[u64], offsets: &[(u64, u64)], threads: u32) {
 fn every_length_and_offset_arrives_and_nothing_else_is_touched() {
     let short: Vec<u64> = (0..=140).collect();
     let all: Vec<(u64, u64)> = (0..16).flat_map(|d| (0..16).map(move |s| (d, s))).collect();
-    for threads in [1, 3] {
+    for threads in [1, 2, 4] {
         check(&short, &all, threads);
     }
     let long = [
@@ -176,7 +181,7 @@ fn a_block_of_warps_copies_the_same() {
             .map(|i| (to.start() + i * 6000, from.start() + i * 6000, len))
             .collect();
         let step = fill(&job, &[&ops]);
-        run::<32>(&job, step, 64);
+        run::<32>(&job, step, 96);
         for i in 0..10 {
             let (at, len) = (i * 6000, len as usize);
             assert!(to.bytes()[at..at + len] == from.bytes()[at..at + len]);
@@ -223,6 +228,25 @@ fn steps_follow_each_other() {
             }
         }
     }
+}
+
+#[test]
+fn a_step_says_what_it_is_in_a_word() {
+    for end in [1, 17, COPIES as u32] {
+        for lanes in [1, 2, 64, 256] {
+            for len in [0, 8, 0x7fff_ffff] {
+                for is_last in [false, true] {
+                    let word = CopyJob::step(end, lanes, len, is_last);
+                    let parts = CopyJob::parse_step(word);
+                    assert_eq!(parts, (end, lanes.ilog2(), len, is_last));
+                }
+            }
+        }
+    }
+    assert_eq!(
+        [0, 1, 64, 65, 4096, 1 << 30].map(CopyJob::lanes_for),
+        [1, 1, 1, 2, 64, 256]
+    );
 }
 
 #[test]

@@ -187,9 +187,9 @@ fn signals(rank: &Rank, driver: &Driver, pages: impl Fn(usize) -> Pages) {
         gin.flush_all(LONG).expect("complete");
         let after = driver.launches();
         let (launches, copies) = (after.0 - before.0, after.1 - before.1);
-        // Within one GPU a copy is two. An engine's turn may end before the last of them: a few launches more are no trip a signal.
-        let each = if copies > PUTS { 2 } else { 1 };
-        assert_eq!(copies, each * PUTS);
+        // Within one GPU a copy is two, unless a kernel makes it. An engine's turn may end before the last of them: a few launches more are no trip
+        // a signal.
+        assert!((PUTS..=2 * PUTS).contains(&copies), "{copies} copies");
         assert!(
             launches <= PUTS / 4,
             "{launches} launches for {PUTS} puts with a signal"

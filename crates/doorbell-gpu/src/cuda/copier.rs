@@ -16,7 +16,7 @@ use super::engine::Engine;
 use super::lane::{Ended, Lane};
 use super::memory::Memory;
 use super::policy::Policy;
-use super::ranges::{Place, Ranges};
+use super::ranges::{Near, Place, Ranges};
 use super::segment::{Plan, Segment, Way};
 use super::types::*;
 use crate::copier::{CopierStats, CopyOp};
@@ -29,15 +29,17 @@ const IN_DRIVER: usize = 512;
 /// Bytes of pinned memory through which copies within one GPU go.
 pub(super) const BOUNCE: usize = 4 << 20;
 
-/// What a kernel is better at, from what was measured on H200s: a launch takes 11 to 13 us whatever it copies, and the engine 7 us and 1 to
-/// 2.5 us for each copy after the first. One block moves some 16 KiB a round trip to memory, so bulk is the engine's.
+/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200: a launch took 14 us whatever it copied, the engine 6
+/// to 7 us and 0.4 to 0.6 us for each copy after the first, and by way of host memory twice that. One block moves 4 GB/s, so bulk is the engine's.
 mod small {
     /// From so many copies on.
-    pub(super) const COUNT: usize = 4;
-    /// Up to so many bytes in all.
-    pub(super) const BYTES: u64 = 256 << 10;
+    pub(super) const COUNT: usize = 16;
+    /// The same if some are within one GPU.
+    pub(super) const COUNT_WITHIN: usize = 4;
     /// Up to so many bytes a copy, on average.
-    pub(super) const MEAN: u64 = 8 << 10;
+    pub(super) const MEAN: u64 = 1 << 10;
+    /// Up to so many bytes in all, where the kernel is wanted wherever it may be.
+    pub(super) const MOST: u64 = 256 << 10;
 }
 
 /// How a caller wants copies done.
@@ -234,10 +236,11 @@ impl CudaCopier {
             ..
         } = state;
         within.clear();
+        let (mut from, mut to) = (Near::default(), Near::default());
         let (mut bytes, mut apart) = (0u64, true);
         for op in ops {
-            let src = ranges.place(current, op.src, op.len)?;
-            let dst = ranges.place(current, op.dst, op.len)?;
+            let src = from.place(ranges, current, op.src, op.len)?;
+            let dst = to.place(ranges, current, op.dst, op.len)?;
             let same = src == dst && src != Place::Host;
             if same && how == How::Engine {
                 let CopyOp { dst, src, len } = *op;
@@ -255,18 +258,21 @@ impl CudaCopier {
             // A kernel writes as it reads; by way of host memory all is read first.
             apart &= op.src.abs_diff(op.dst) >= op.len;
         }
-        let many = ops.len() >= small::COUNT && bytes <= small::MEAN * ops.len() as u64;
-        let wanted = how == How::Any
-            && (many || within.contains(&true) || self.policy == Policy::Kernel)
-            && (1..=small::BYTES).contains(&bytes)
-            && apart;
-        let reached = |op: &CopyOp| {
-            op.len == 0
-                || ranges.is_reached(current, op.src, op.len)
-                    && ranges.is_reached(current, op.dst, op.len)
+        let mean = small::MEAN * ops.len() as u64;
+        let (least, most) = match self.policy {
+            Policy::Kernel => (1, small::MOST),
+            _ if within.contains(&true) => (small::COUNT_WITHIN, mean),
+            _ => (small::COUNT, mean),
         };
-        let by_kernel =
-            wanted && lane.as_mut().is_some_and(|lane| lane.is_on(now)) && ops.iter().all(reached);
+        let wanted = how == How::Any && apart && ops.len() >= least && (1..=most).contains(&bytes);
+        let mut reached = |op: &CopyOp| {
+            op.len == 0
+                || from.is_reached(ranges, current, op.src, op.len)
+                    && to.is_reached(ranges, current, op.dst, op.len)
+        };
+        let by_kernel = wanted
+            && lane.as_mut().is_some_and(|lane| lane.is_on(now))
+            && ops.iter().all(&mut reached);
         Ok(if by_kernel { Way::Kernel } else { Way::Engine })
     }
 
@@ -367,7 +373,7 @@ impl CudaCopier {
             ..
         } = state;
         let within = |op: &CopyOp| {
-            let mut place = |addr| ranges.place(current, addr, op.len).ok();
+            let mut place = |addr| Some(ranges.place(current, addr, op.len).ok()?.0);
             let src = place(op.src);
             matches!(src, Some(Place::Device(_))) && src == place(op.dst)
         };

@@ -32,7 +32,7 @@ const START: Duration = Duration::from_micros(200);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a launch that runs and does not answer makes us look whether its context is lost.
 const SUSPECT: Duration = Duration::from_millis(10);
-/// Most threads of the block: one block, so that little room is needed.
+/// Most threads that copy: one block, so that little room is needed.
 const THREADS: u32 = 256;
 
 /// Launches of the copies' kernel.
@@ -163,21 +163,28 @@ impl Lane {
         let Some(index) = self.free.pop() else {
             return Ok(());
         };
-        let (job, mut threads) = (self.job(index), 32);
+        let (job, mut threads) = (self.job(index), 1);
         job.reset();
         for i in 0..segment.len() {
             job.set(i, segment.dst[i], segment.src[i], segment.size[i] as u64);
         }
         let mut first = None;
         for (step, word) in segment.steps().zip(&job.steps) {
-            let longest = segment.size[step.clone()].iter().copied().max();
-            let lanes = CopyJob::lanes_for(longest.unwrap_or(0) as u64);
+            let sizes = &segment.size[step.clone()];
+            let longest = sizes.iter().copied().max().unwrap_or(0);
+            let lanes = CopyJob::lanes_for(longest as u64);
             threads = threads.max(lanes.saturating_mul(step.len() as u32));
-            let value = CopyJob::step(step.end as u32, lanes, step.end == segment.len());
+            let alike = sizes.iter().all(|&size| size == longest);
+            let len = u32::try_from(longest)
+                .ok()
+                .filter(|&len| alike && len < 1 << 31);
+            let is_last = step.end == segment.len();
+            let value = CopyJob::step(step.end as u32, lanes, len.unwrap_or(0), is_last);
             word.store(value, Ordering::Relaxed);
             first.get_or_insert(value);
         }
-        let threads = threads.next_multiple_of(32).min(THREADS);
+        // One warp beside those that copy.
+        let threads = threads.next_multiple_of(32).min(THREADS) + 32;
         let offset = index * size_of::<CopyJob>();
         let (mut job, mut first) = (self.jobs.addr() + offset as u64, first.unwrap_or(0));
         let mut arguments = [

@@ -4,7 +4,7 @@
 //! more than the copy's share of a batch, so it is asked once an allocation.
 //!
 //! What the copy engine reaches a kernel may not: the driver copies between any two addresses it knows, while a load or store of memory that is
-//! not mapped for the GPU ends the context of its owner with everything in it. So [`Ranges::is_reached`] says yes only of what is known: memory that
+//! not mapped for the GPU ends the context of its owner with everything in it. So [`Ranges::reached`] says yes only of what is known: memory that
 //! the GPU allocated itself, mappings that the driver says it may use, what was opened for this GPU, and host memory that it has
 //! at the same address.
 
@@ -72,59 +72,119 @@ impl Ranges {
         self.opened.retain(|&(s, _)| s != start);
     }
 
-    /// May a kernel of the context's GPU load from and store to a whole range, which has a [`Ranges::place`]?
-    pub(crate) fn is_reached(&mut self, current: &Current<'_>, addr: u64, len: u64) -> bool {
-        let Some(range) = find(&self.known, addr, len) else {
-            return false;
-        };
+    /// As much memory around a range as is known to be reached by kernels of the context's GPU: start and end. The range has a [`Ranges::place`].
+    pub(crate) fn reached(
+        &mut self,
+        current: &Current<'_>,
+        addr: u64,
+        len: u64,
+    ) -> Option<(u64, u64)> {
+        let range = find(&self.known, addr, len)?;
         let end = addr.saturating_add(len);
         match range.reach {
-            Reach::Yes => true,
-            Reach::No => self.opened.iter().any(|&(s, e)| s <= addr && end <= e),
+            Reach::Yes => Some((range.start, range.end)),
+            Reach::No => {
+                let mut opened = self.opened.iter().copied();
+                opened.find(|&(s, e)| s <= addr && end <= e)
+            }
             Reach::Mapped => {
-                if let Some(mapping) = find(&self.mappings, addr, len) {
-                    return mapping.reach == Reach::Yes;
-                }
-                let Some((start, end, usable)) =
-                    memory::mapping(current, addr, (range.start, range.end))
-                else {
-                    return false;
+                let mapping = match find(&self.mappings, addr, len) {
+                    Some(mapping) => mapping,
+                    None => {
+                        let bounds = (range.start, range.end);
+                        let (start, end, usable) = memory::mapping(current, addr, bounds)?;
+                        let reach = if usable { Reach::Yes } else { Reach::No };
+                        let mapping = Range {
+                            start,
+                            end,
+                            reach,
+                            ..range
+                        };
+                        insert(&mut self.mappings, mapping);
+                        find(&self.mappings, addr, len)?
+                    }
                 };
-                let reach = if usable { Reach::Yes } else { Reach::No };
-                let mapping = Range {
-                    start,
-                    end,
-                    reach,
-                    ..range
-                };
-                insert(&mut self.mappings, mapping);
-                find(&self.mappings, addr, len).is_some_and(|m| m.reach == Reach::Yes)
+                (mapping.reach == Reach::Yes).then_some((mapping.start, mapping.end))
             }
         }
     }
 
-    /// The place of a whole range; an error unless it lies in one allocation.
+    /// The place of a whole range, and start and end of the allocation that it lies in; an error unless it lies in one.
     #[inline]
-    pub(crate) fn place(&mut self, current: &Current<'_>, addr: u64, len: u64) -> Result<Place> {
-        if let Some(range) = find(&self.known, addr, len) {
-            return Ok(range.place);
+    pub(crate) fn place(
+        &mut self,
+        current: &Current<'_>,
+        addr: u64,
+        len: u64,
+    ) -> Result<(Place, u64, u64)> {
+        let unknown = GpuError::UnknownMemory { addr, len };
+        let found = match find(&self.known, addr, len) {
+            Some(range) => range,
+            None => {
+                insert(&mut self.known, ask(current, addr, len)?);
+                // An access past the end of what was just learnt is as unknown as any.
+                find(&self.known, addr, len).ok_or(unknown)?
+            }
+        };
+        Ok((found.place, found.start, found.end))
+    }
+}
+
+/// Remembers where the last address was: those of one end of many copies are mostly in one allocation.
+#[derive(Default)]
+pub(crate) struct Near {
+    place: Option<(Place, u64, u64)>,
+    reached: (u64, u64),
+}
+
+impl Near {
+    /// [`Ranges::place`].
+    #[inline]
+    pub(crate) fn place(
+        &mut self,
+        ranges: &mut Ranges,
+        current: &Current<'_>,
+        addr: u64,
+        len: u64,
+    ) -> Result<Place> {
+        if let Some((place, start, end)) = self.place
+            && lies_in(addr, len, (start, end))
+        {
+            return Ok(place);
         }
-        let range = ask(current, addr, len)?;
-        insert(&mut self.known, range);
-        // An access past the end of what was just learnt is as unknown as any.
-        let range = find(&self.known, addr, len);
-        range
-            .map(|r| r.place)
-            .ok_or(GpuError::UnknownMemory { addr, len })
+        let found = ranges.place(current, addr, len)?;
+        self.place = Some(found);
+        Ok(found.0)
+    }
+
+    /// May a kernel of the context's GPU load from and store to a whole range, which has a place?
+    #[inline]
+    pub(crate) fn is_reached(
+        &mut self,
+        ranges: &mut Ranges,
+        current: &Current<'_>,
+        addr: u64,
+        len: u64,
+    ) -> bool {
+        if lies_in(addr, len, self.reached) {
+            return true;
+        }
+        let found = ranges.reached(current, addr, len);
+        self.reached = found.unwrap_or_default();
+        found.is_some()
     }
 }
 
 #[inline]
+fn lies_in(addr: u64, len: u64, (start, end): (u64, u64)) -> bool {
+    start <= addr && addr < end && len <= end - addr
+}
+
+#[inline]
 fn find(known: &[Range], addr: u64, len: u64) -> Option<Range> {
-    let end = addr.checked_add(len)?;
     let after = known.partition_point(|r| r.start <= addr);
     let range = known.get(after.checked_sub(1)?)?;
-    (end <= range.end && addr < range.end).then_some(*range)
+    lies_in(addr, len, (range.start, range.end)).then_some(*range)
 }
 
 fn insert(known: &mut Vec<Range>, range: Range) {

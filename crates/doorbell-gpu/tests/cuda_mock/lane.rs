@@ -82,7 +82,7 @@ impl Bench {
         let since = Instant::now();
         let before = self.mock.get("launches");
         while self.mock.get("launches") == before {
-            self.done(&self.words(0, 0, 8));
+            self.done(&self.words(0, 0, 16));
             assert!(since.elapsed() < LONG, "it stays off");
         }
     }
@@ -98,11 +98,10 @@ fn many_small_copies_are_one_launch_and_few_or_large_ones_the_engines() {
     for (ops, launches) in [
         (b.words(0, 0, 256), 1),
         (b.words(0, 0, 600), 3),
-        (b.words(0, 0, 4), 1),
-        (b.words(0, 0, 3), 0),
-        (vec![b.op(0, 0, 16 << 10); 8], 0),
-        (vec![b.op(0, 0, 8 << 10); 8], 1),
-        (vec![b.op(0, 0, 8 << 10); 33], 0),
+        (b.words(0, 0, 16), 1),
+        (b.words(0, 0, 15), 0),
+        (vec![b.op(0, 0, 1 << 10); 300], 2),
+        (vec![b.op(0, 0, 1025); 20], 0),
         // A large one among small ones takes them along.
         (
             [b.words(8, 8, 20), vec![b.op(200 << 10, 0, 190 << 10)]].concat(),
@@ -114,25 +113,30 @@ fn many_small_copies_are_one_launch_and_few_or_large_ones_the_engines() {
         let engine = if launches == 0 { ops.len() as u64 } else { 0 };
         assert_eq!(since(then), (launches, engine), "{} copies", ops.len());
     }
-    // Within the GPU, also one: there and back it would go through host memory. Not if its ends overlap, or are large.
+    // Within the GPU fewer are enough, since by way of host memory each is two. Not if the ends of one overlap, or if they are large.
     let d = b.device.device_addr();
-    for (dst, len, launches) in [
-        (4096, 1000, 1),
-        (4096, 4096, 1),
-        (8, 9, 0),
-        (300 << 10, 300 << 10, 0),
+    for (count, len, apart, launches) in [
+        (4u64, 1000u64, 1000u64, 1),
+        (4, 1024, 1024, 1),
+        (3, 8, 8, 0),
+        (4, 16, 8, 0),
+        (4, 1025, 1025, 0),
     ] {
         let (then, before) = (b.counts(), b.device_bytes());
-        let then = (then.0, then.1 + 1);
-        let op = CopyOp {
-            dst: d + dst,
-            src: d,
-            len,
-        };
-        b.done(&[op]);
-        assert_eq!(since(then).0, launches, "{len} bytes");
-        let (dst, len) = (dst as usize, len as usize);
-        assert!(b.device_bytes()[dst..dst + len] == before[..len]);
+        let ops: Vec<_> = (0..count)
+            .map(|i| CopyOp {
+                dst: d + i * 8192 + apart,
+                src: d + i * 8192,
+                len,
+            })
+            .collect();
+        b.done(&ops);
+        assert_eq!(since(then).0, launches, "{count} of {len} bytes");
+        let after = b.device_bytes();
+        for i in 0..count {
+            let (from, len) = ((i * 8192) as usize, len as usize);
+            assert!(after[from + apart as usize..][..len] == before[from..][..len]);
+        }
     }
     // What asks for the engine gets it.
     let then = b.counts();
@@ -143,7 +147,7 @@ fn many_small_copies_are_one_launch_and_few_or_large_ones_the_engines() {
     let stats = b.copier.stats();
     assert_eq!(
         (stats.kernel_batches, stats.via_host, stats.taken_back),
-        (8, 2, 0)
+        (9, 11, 0)
     );
     assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
     b.mock.clean();
@@ -220,16 +224,18 @@ fn launches_that_do_not_start_are_taken_back() {
     b.mock.call_int("mock_hold_launches", 1);
     let before = b.counts();
     let d = b.device.device_addr();
-    let within = CopyOp {
-        dst: d + (512 << 10),
-        src: d,
-        len: 80,
-    };
+    let within: Vec<_> = (0..4)
+        .map(|i| CopyOp {
+            dst: d + (512 << 10) + i * 20,
+            src: d + i * 20,
+            len: 20,
+        })
+        .collect();
     // Three launches; the last reads on the device what the first wrote there.
     let tickets = [
         b.submit(&b.words(0, 0, 300)),
-        b.submit(&b.words(4000, 4000, 10)),
-        b.submit(&[within]),
+        b.submit(&b.words(4000, 4000, 20)),
+        b.submit(&within),
     ];
     assert_eq!(b.mock.get("launches") - before.0, 4);
     b.copier.wait(tickets[2], LONG).unwrap();
@@ -257,8 +263,8 @@ fn launches_that_do_not_start_are_taken_back() {
 fn a_launch_that_has_started_is_waited_for() {
     let b = Bench::new("lane_started");
     b.mock.call_int("mock_hold_launches", 2);
-    let first = b.submit(&b.words(0, 0, 10));
-    b.submit(&b.words(0, 1000, 5));
+    let first = b.submit(&b.words(0, 0, 20));
+    b.submit(&b.words(0, 1000, 16));
     let third = b.submit(&b.words(16, 2000, 1));
     let since = Instant::now();
     while since.elapsed() < Duration::from_millis(20) {
@@ -271,13 +277,13 @@ fn a_launch_that_has_started_is_waited_for() {
     b.copier.wait(third, LONG).unwrap();
     assert_eq!(
         (b.mock.get("kernel_copies"), b.copier.stats().taken_back),
-        (15, 0)
+        (36, 0)
     );
     let bytes = b.device_bytes();
     assert_eq!(bytes[..16], b.data[1000..1016]);
     assert_eq!(bytes[16..24], b.data[2000..2008]);
-    assert_eq!(bytes[24..40], b.data[1024..1040]);
-    assert_eq!(bytes[40..80], b.data[40..80]);
+    assert_eq!(bytes[24..128], b.data[1024..1128]);
+    assert_eq!(bytes[128..160], b.data[128..160]);
     b.mock.clean();
 }
 
@@ -361,7 +367,7 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
 fn a_gpu_closes_though_a_launch_has_not_started() {
     let b = Bench::new("lane_close");
     b.mock.call_int("mock_hold_launches", 1);
-    b.done(&b.words(0, 0, 10));
+    b.done(&b.words(0, 0, 20));
     let Bench {
         mock,
         gpu,
