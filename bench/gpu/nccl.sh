@@ -125,7 +125,8 @@ for one in $RUNS; do
         rates | million | huge) MODE=$one run "$one" 2 processes ;;
         cores) MODE=rates run cores 2 processes DOORBELL_HCA_CORES=2 ;;
         symmetric)
-            PROGRAM=symmetric run symmetric 2 processes NCCL_LSA_TEAM_SIZE=1 NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING
+            # NCCL's own estimate prefers a ring over NVLink.
+            PROGRAM=symmetric run symmetric 2 processes NCCL_LSA_TEAM_SIZE=1 NCCL_SYM_KERNEL=ReduceScatter_RailA2A_LsaLD NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING
             # Some other way would have given the right sums too.
             grep -qh 'Kernel ReduceScatter_RailA2A_LsaLD' "$OUT"/nccl-symmetric.*.log ||
                 { failed=1; echo "FAILED: symmetric: no kernel over GIN was chosen" | tee -a "$OUT/nccl-results.txt"; } ;;

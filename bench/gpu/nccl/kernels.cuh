@@ -338,54 +338,77 @@ __global__ void ping_pong(Job j) {
   meet(gin, 0);
 }
 
-// A signal's shadow, its reset, and requests that are waited for one by one.
+// How far a kernel came, for the host if it does not end.
+__device__ void stage(const Job& j, unsigned long long number, unsigned long long value = 0) {
+  if (threadIdx.x) return;
+  ((volatile unsigned long long*)j.out)[2] = number;
+  ((volatile unsigned long long*)j.out)[3] = value;
+}
+
+// A signal's reset, and its shadow.
 __global__ void shadows(Job j) {
   ncclGin gin{j.comm, 2};
+  ncclTeam world = ncclTeamWorld(j.comm);
+  unsigned long long wrong = 0, n = j.rounds;
   if (threadIdx.x == 0) gin.resetSignal(13);
   __threadfence_system();
   __syncthreads();
+  stage(j, 1);
   // Nobody signals before everybody has reset.
   meet(gin, 0);
-  unsigned long long wrong = 0, n = j.rounds;
+  stage(j, 2);
   if (threadIdx.x == 0) {
-    ncclTeam world = ncclTeamWorld(j.comm);
     for (int i = 0; i < j.rounds; i++) gin.signal(world, next(j), ncclGin_StrongSignalInc{13});
     gin.increaseSignalShadow(13, n);
     gin.waitSignalMeetShadow(ncclCoopThread(), 13);
     wrong += gin.readSignal(13) != n || *gin.getSignalShadowPtr(13) != n;
   }
+  stage(j, 3, gin.readSignal(13));
   meet(gin, 0);
+  stage(j, 4);
   if (threadIdx.x == 0) {
-    ncclTeam world = ncclTeamWorld(j.comm);
     for (int i = 0; i < j.rounds; i++) gin.signal(world, next(j), ncclGin_StrongSignalAdd{13, 3});
+    stage(j, 5, *gin.getSignalShadowPtr(13));
     for (uint64_t seen = 0; seen < 3 * n;) {
       uint64_t before = 0, delta = 0;
       gin.waitSignalFollowShadow(ncclCoopThread(), 13, (uint64_t)1, &before, &delta);
       wrong += before != n + seen || delta == 0 || delta % 3;
       seen += delta;
+      stage(j, 6, seen);
     }
     wrong += *gin.getSignalShadowPtr(13) != 4 * n;
   }
   meet(gin, 0);
+  stage(j, 7);
   if (threadIdx.x == 0) {
     gin.resetSignal(13);
     wrong += gin.readSignal(13) != 0 || *gin.getSignalShadowPtr(13) != 0;
     __threadfence_system();
+    j.out[0] += wrong;
   }
   meet(gin, 0);
+  stage(j, 8);
+}
+
+// Requests that are waited for one by one: one that is done has read its source, which is the same for all.
+__global__ void flush_each(Job j) {
+  ncclGin gin{j.comm, 3};
+  ncclTeam world = ncclTeamWorld(j.comm);
+  unsigned long long wrong = 0, base = gin.readSignal(12);
+  meet(gin, 0);
   if (threadIdx.x == 0) {
-    ncclTeam world = ncclTeamWorld(j.comm);
-    // The same source for all: a request that is done has read it.
     for (int i = 0; i < j.rounds; i++) {
       words(j, 0)[0] = word_of(j.comm.rank, i, 13);
       gin.put(world, next(j), j.win, j.size / 2 + 8 * i, j.win, 0, 8, ncclGin_None{}, ncclGin_None{}, ncclCoopThread{}, ncclGin_None{},
               cuda::thread_scope_thread, cuda::thread_scope_system);
       ncclGinRequest_t request;
       gin.flushAsync(world, next(j), &request);
+      stage(j, 1, i);
       gin.wait(request);
     }
-    gin.signal(world, next(j), ncclGin_StrongSignalInc{13});
-    gin.waitSignal(ncclCoopThread(), 13, 1);
+    gin.signal(world, next(j), ncclGin_StrongSignalInc{12});
+    stage(j, 2);
+    gin.waitSignal(ncclCoopThread(), 12, base + 1);
     for (int i = 0; i < j.rounds; i++) wrong += words(j, j.size / 2)[i] != word_of(previous(j), i, 13);
     j.out[0] += wrong;
   }

@@ -65,7 +65,7 @@ static double cores;
 }
 
 // Waits for a kernel; looks at what NCCL says meanwhile, as an application should.
-[[maybe_unused]] static void finish(ncclComm_t comm, cudaStream_t stream, int rank, const char* name) {
+[[maybe_unused]] static void finish(ncclComm_t comm, cudaStream_t stream, int rank, const char* name, volatile unsigned long long* out) {
   double begin = seconds();
   for (;;) {
     cudaError_t e = cudaStreamQuery(stream);
@@ -78,7 +78,7 @@ static double cores;
     ncclCommGetAsyncError(comm, &async);
     bool late = seconds() - begin > 20;
     if ((async != ncclSuccess && async != ncclInProgress) || late) {
-      fprintf(stderr, "FAILED %s: rank %d: %s\n", name, rank, late ? "the kernel does not end" : ncclGetErrorString(async));
+      fprintf(stderr, "FAILED %s: rank %d: %s (its last stage: %llu, %llu)\n", name, rank, late ? "the kernel does not end" : ncclGetErrorString(async), out[2], out[3]);
       fflush(nullptr);
       _exit(3);
     }
@@ -86,19 +86,20 @@ static double cores;
   }
 }
 
-// Runs a kernel on all ranks at once; what they report is summed (first word: what is wrong) and given to rank 0 (second).
+// Runs a kernel on all ranks at once; what they report is summed (first word: what is wrong) and given to rank 0 (second);
+// the third and fourth say how far one came that does not end.
 template <typename Job, typename Launch>
 unsigned long long run(ncclComm_t comm, cudaStream_t stream, int rank, Job& job, const char* name, int rounds, size_t bytes, Launch launch) {
   job.rounds = rounds;
   job.bytes = bytes;
-  job.out[0] = job.out[1] = 0;
+  for (int i = 0; i < 4; i++) job.out[i] = 0;
   CUDA(cudaMemsetAsync(job.memory, 0, job.size, stream));
   CUDA(cudaStreamSynchronize(stream));
   together();
   double wall = seconds(), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
   launch(job);
   CUDA(cudaGetLastError());
-  finish(comm, stream, rank, name);
+  finish(comm, stream, rank, name, job.out);
   wall = seconds() - wall, cpu = seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   pthread_mutex_lock(&printing);
   if (rank == 0) cores = cpu / wall;

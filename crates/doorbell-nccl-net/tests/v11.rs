@@ -183,6 +183,8 @@ impl Old {
             ok(unsafe_one(t.close_coll, c.comm), "closeColl");
         }
         ok(unsafe_one(t.finalize, self.instance), "finalize");
+        // Seen of NCCL 2.28.9, once a process.
+        ok(unsafe_one(t.finalize, std::ptr::null_mut()), "finalize");
         ok(unsafe_one(net.finalize, self.net), "net finalize");
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct Comm {
     shadows: Mutex<Vec<Arc<Shadow>>>,
     mesh: Arc<Mutex<Bootstrap>>,
     /// Takes this communicator off the node's lists.
-    watched: Option<Watched>,
+    watched: Mutex<Option<Watched>>,
     pub(crate) node: Arc<Node>,
 }
 
@@ -262,7 +262,7 @@ impl Comm {
             pd,
             shadows: Mutex::default(),
             mesh,
-            watched: Some(watched),
+            watched: Mutex::new(Some(watched)),
             node,
         })
     }
@@ -314,13 +314,32 @@ impl Comm {
     }
 }
 
+impl Comm {
+    /// The others are told that this rank leaves, and that it means to. Contexts that are still there do not take part in anything any more.
+    pub(crate) fn leave(&self) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody is to be told of what ends from here on. Sessions end with the links: in order, and in the background.
+        if watched.take().is_some() {
+            let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
+            mesh.leave();
+        }
+    }
+
+    /// As [`Comm::leave`], while contexts hold it still: the end of this process, which may come at any time, is then no death to the others.
+    pub(crate) fn leave_early(&self) {
+        self.leave();
+        for link in &self.links {
+            if let Link::Shm(peer) = link {
+                // It is begun; the rest takes its time in the background.
+                let _ = peer.close(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
 impl Drop for Comm {
-    /// The others are told that this was meant, whoever was the last to hold it.
     fn drop(&mut self) {
-        // Nobody is to be told of what ends from here on. Queue pairs are gone by now; sessions end with the links: in order, and in the background.
-        drop(self.watched.take());
-        let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
-        mesh.leave();
+        self.leave();
     }
 }
 

@@ -328,20 +328,20 @@ pub(crate) unsafe extern "C" fn close_coll(comm: *mut c_void) -> Status {
     guard("closeColl", || {
         // SAFETY: what `connect` gave; NCCL ends it once.
         let comm = unsafe { take::<Arc<Comm>>("closeColl", comm)? };
+        // NCCL ends a communicator with the contexts that the application has not ended, and asks for nothing of them afterwards: an error would only keep
+        // it from ending the rest. The other ranks are to take that for what it is.
         // Two each: a context's own, and its queue pairs'.
-        let contexts = Arc::strong_count(&comm) / 2;
-        match Arc::into_inner(comm) {
-            Some(comm) => {
-                drop(comm);
-                Ok(())
+        match Arc::strong_count(&comm) / 2 {
+            0 => drop(comm),
+            left => {
+                comm.leave_early();
+                log::warn(format_args!(
+                    "rank {} of {}: the communicator ends before {left} of its context(s): call ncclDevCommDestroy before ncclCommDestroy",
+                    comm.rank, comm.ranks
+                ));
             }
-            // Its contexts hold it; with the last of them it ends.
-            None => Err(Error::InUse {
-                object: "the communicator",
-                by: format!("{contexts} context(s)"),
-                remedy: "destroy its contexts first",
-            }),
         }
+        Ok(())
     })
 }
 

@@ -122,6 +122,12 @@ pub enum Error {
         /// As `ncclGetVersion` has it.
         found: u32,
     },
+    /// A release of NCCL that does not say which it is.
+    #[error(
+        "which NCCL loads libnccl-net-doorbell.so cannot be told (is it linked into the program?), and other releases than 2.28.7 to 2.29.7 have other structures: \
+         if it is one of them set DOORBELL_NCCL_RELEASE to it (2.28.9)"
+    )]
+    UnknownRelease,
     /// The network part of the object for older releases was asked to carry something.
     #[error(
         "{call}: libnccl-net-doorbell.so is for ranks of one host, which NCCL must connect by P2P or shared memory: unset NCCL_P2P_DISABLE and NCCL_SHM_DISABLE; \
@@ -130,16 +136,6 @@ pub enum Error {
     NoNetwork {
         /// The entry of the table.
         call: &'static str,
-    },
-    /// An object that is in use still.
-    #[error("{object} is in use still, by {by}: {remedy}")]
-    InUse {
-        /// What.
-        object: &'static str,
-        /// By whom.
-        by: String,
-        /// What to do.
-        remedy: &'static str,
     },
     /// A fault of this plug-in.
     #[error("a fault of this plug-in in {call}: {reason}; please report it")]
@@ -160,6 +156,7 @@ impl Error {
             | Self::Order { .. }
             | Self::Handle { .. }
             | Self::Release { .. }
+            | Self::UnknownRelease
             | Self::NoNetwork { .. } => INVALID_USAGE,
             Self::Collective { .. }
             | Self::Peer { .. }

@@ -3,6 +3,7 @@
 //! A context has a queue pair for each rank, posted to by whatever thread NCCL calls from, one at a time.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -103,6 +104,9 @@ impl RmaWindow {
     }
 }
 
+/// Of the next contexts.
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
 /// Queues by context, then rank.
 type Lanes = Arc<[Mutex<CpuQp>]>;
 
@@ -111,8 +115,20 @@ pub(crate) struct RmaContexts {
     // Requests may outlive it; what they poll stays.
     lanes: Lanes,
     contexts: usize,
-    _qps: Qps,
+    /// Of all of this process.
+    number: u64,
+    /// There until the end.
+    qps: Option<Qps>,
     comm: Arc<Comm>,
+}
+
+impl Drop for RmaContexts {
+    fn drop(&mut self) {
+        drop(self.qps.take());
+        // Other contexts of this communicator go on with what these had begun to carry over.
+        let shadows = self.comm.shadows();
+        shadows.iter().for_each(|s| s.abandon(self.number));
+    }
 }
 
 /// What a put or get gives, until it is done.
@@ -163,7 +179,8 @@ impl RmaContexts {
         Ok(Self {
             lanes: connected?.into(),
             contexts,
-            _qps: qps,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            qps: Some(qps),
             comm: Arc::clone(comm),
         })
     }
@@ -278,7 +295,7 @@ impl RmaContexts {
         let mut qp = lock(&self.lanes[self.comm.rank]);
         shadows
             .iter()
-            .try_for_each(|shadow| shadow.carry(self.comm.rank, &mut qp))
+            .try_for_each(|shadow| shadow.carry(self.comm.rank, self.number, &mut qp))
     }
 
     /// Has anything of this communicator gone wrong?

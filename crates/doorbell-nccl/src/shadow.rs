@@ -28,7 +28,26 @@ struct State {
     /// What was handed on.
     seen: Vec<u64>,
     /// The copy under way.
-    copy: Option<Ticket>,
+    copy: Option<Copy>,
+    /// Words that must be carried over once more: their copy ended with its queue pair.
+    again: Option<Span>,
+}
+
+/// The first and the last word.
+type Span = (usize, usize);
+
+struct Copy {
+    /// Of the contexts whose queue pair makes it: tickets of others mean nothing there.
+    owner: u64,
+    ticket: Ticket,
+    span: Span,
+}
+
+fn hull(a: Option<Span>, b: Option<Span>) -> Option<Span> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+        (a, b) => a.or(b),
+    }
 }
 
 impl Shadow {
@@ -46,6 +65,7 @@ impl Shadow {
                 target: 0,
                 seen: vec![0; words],
                 copy: None,
+                again: None,
             }),
         })
     }
@@ -69,24 +89,33 @@ impl Shadow {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries over what changed, by a queue pair from this rank to itself. Waits for nothing.
-    pub(crate) fn carry(&self, rank: usize, qp: &mut CpuQp) -> Result<()> {
+    /// The queue pairs of these contexts have ended, whatever became of the copy that one of them made.
+    pub(crate) fn abandon(&self, owner: u64) {
+        let mut state = self.state();
+        if let Some(copy) = state.copy.take_if(|copy| copy.owner == owner) {
+            state.again = hull(state.again, Some(copy.span));
+        }
+    }
+
+    /// Carries over what changed, by a queue pair of these contexts from this rank to itself. Waits for nothing.
+    pub(crate) fn carry(&self, rank: usize, owner: u64, qp: &mut CpuQp) -> Result<()> {
         let mut state = self.state();
         if state.target == 0 {
             return Ok(());
         }
         let failed = |e| -> Error { posted("rmaProgress", rank, e) };
-        if let Some(ticket) = state.copy {
-            if !qp.queue()?.poll(ticket).map_err(failed)? {
+        if let Some(copy) = &state.copy {
+            // One at a time, so that no word goes back; whoever began it ends it.
+            if copy.owner != owner || !qp.queue()?.poll(copy.ticket).map_err(failed)? {
                 return Ok(());
             }
             state.copy = None;
         }
-        let mut span: Option<(usize, usize)> = None;
+        let mut span = state.again.take();
         for i in 0..state.seen.len() {
             let now = self.memory.load(8 * i)?;
             if now != std::mem::replace(&mut state.seen[i], now) {
-                span = Some((span.map_or(i, |(first, _)| first), i));
+                span = hull(span, Some((i, i)));
             }
         }
         let Some((first, last)) = span else {
@@ -96,7 +125,11 @@ impl Shadow {
         let target = cpu::remote_at(state.target, offset);
         let by = Post::by(cpu::deadline(PATIENCE));
         let source = cpu::local(&self.mr, offset, len);
-        state.copy = Some(qp.queue()?.put(target, source, by).map_err(failed)?);
+        state.copy = Some(Copy {
+            owner,
+            ticket: qp.queue()?.put(target, source, by).map_err(failed)?,
+            span: (first, last),
+        });
         Ok(())
     }
 }

@@ -14,6 +14,7 @@ use crate::abi::{Logger, PTR_CUDA, PTR_HOST, Status};
 use crate::comm::Comm;
 use crate::context::{Form, Request};
 use crate::entry::{self, guard, store};
+use crate::error::SUCCESS;
 use crate::maps::Mapping;
 use crate::{Error, Result, log};
 
@@ -88,16 +89,49 @@ fn release(logger: Logger) -> Option<u32> {
 /// Only an object that is there already.
 const RTLD_NOLOAD: c_int = 4;
 
-/// The first release whose device code has other structures than this table's contexts.
-const TOO_NEW: u32 = 23_000;
+/// Releases whose device code has the structures of this table's contexts: from the first on, up to and without the second.
+const KNOWN: std::ops::Range<u32> = 22_807..23_000;
+
+/// What the user says where NCCL does not: `2.28.9`.
+fn named(text: &str) -> Option<u32> {
+    let mut parts = text.split('.').map(|part| part.parse::<u32>().ok());
+    let (major, minor, patch) = (parts.next()??, parts.next()??, parts.next()??);
+    (minor < 100 && patch < 100 && parts.next().is_none())
+        .then_some(10_000 * major + 100 * minor + patch)
+}
+
+/// Is that release one for this table?
+fn accept(found: Option<u32>, said: Option<String>) -> Result<()> {
+    let said = said.filter(|text| !text.is_empty());
+    let said = said.map(|text| {
+        named(&text).ok_or(Error::Variable {
+            name: RELEASE,
+            value: text,
+            remedy: "give a release of NCCL, such as 2.28.9",
+        })
+    });
+    match found.map_or(said.transpose()?, Some) {
+        Some(release) if KNOWN.contains(&release) => Ok(()),
+        Some(found) => Err(Error::Release { found }),
+        None => Err(Error::UnknownRelease),
+    }
+}
+
+const RELEASE: &str = "DOORBELL_NCCL_RELEASE";
 
 unsafe extern "C" fn gin_init(ctx: *mut *mut c_void, _: u64, logger: Logger) -> Status {
-    let check = || match release(logger).filter(|v| *v >= TOO_NEW) {
-        Some(found) => Err(Error::Release { found }),
-        None => Ok(()),
-    };
+    let check = || accept(release(logger), std::env::var(RELEASE).ok());
     // SAFETY: NCCL's out parameter.
     unsafe { entry::begin(ctx, logger, check) }
+}
+
+/// NCCL 2.28.9 ends what it did not begin, at times: a communicator's own instance, null, with its network.
+unsafe extern "C" fn gin_finalize(ctx: *mut c_void) -> Status {
+    match ctx.is_null() {
+        true => SUCCESS,
+        // SAFETY: what `init` gave; NCCL ends it once.
+        false => unsafe { entry::finalize(ctx) },
+    }
 }
 
 unsafe extern "C" fn create_context(
@@ -243,7 +277,7 @@ pub const GIN: GinV11 = GinV11 {
     test: std::ptr::null(),
     gin_progress: Some(entry::progress),
     query_last_error: Some(entry::query_last_error),
-    finalize: Some(entry::finalize),
+    finalize: Some(gin_finalize),
 };
 
 /// The network that carries nothing.
@@ -273,3 +307,38 @@ pub const NET: NetV11 = NetV11 {
     finalize: Some(entry::finalize),
     set_net_attr: std::ptr::null(),
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_releases_that_are_known_to_fit_are_accepted() {
+        let said = |text: &str| accept(None, Some(text.to_owned()));
+        for good in [22_807, 22_809, 22_907] {
+            accept(Some(good), None).expect("it fits");
+            // What NCCL says of itself counts.
+            accept(Some(good), Some("2.30.3".to_owned())).expect("it fits");
+        }
+        said("2.28.9").expect("it fits");
+        for bad in [22_705, 22_806, 23_003, 23_203] {
+            let error = accept(Some(bad), Some("2.28.9".to_owned())).expect_err("another");
+            assert!(
+                matches!(error, Error::Release { found } if found == bad),
+                "{error}"
+            );
+        }
+        for unknown in [accept(None, None), said("")] {
+            let text = unknown.expect_err("unknown").to_string();
+            assert!(text.contains("DOORBELL_NCCL_RELEASE"), "{text}");
+        }
+        assert!(matches!(
+            said("2.30.3"),
+            Err(Error::Release { found: 23_003 })
+        ));
+        for nonsense in ["2.28", "2.28.9.1", "new", "2.128.9"] {
+            let text = said(nonsense).expect_err("nonsense").to_string();
+            assert!(text.contains(nonsense) && text.contains("give"), "{text}");
+        }
+    }
+}

@@ -96,14 +96,14 @@ impl Window {
         kind: c_int,
         flags: u64,
     ) -> Result<Self> {
+        // All that may fail is done before the others are told: who fails alone afterwards leaves them waiting in what comes next.
+        let room = || {
+            let len = size_of::<MemHandle>() + 4 * comm.ranks;
+            Ok((comm.node.device.alloc(Place::Gpu, len)?, 0))
+        };
         // SAFETY: passed on.
-        let (region, ..) =
-            unsafe { Region::register(comm, addr, size, kind, flags, || Ok(((), 0)))? };
+        let (region, gpu, _) = unsafe { Region::register(comm, addr, size, kind, flags, room)? };
         // The handle first, and right behind it what it points to.
-        let gpu = comm
-            .node
-            .device
-            .alloc(Place::Gpu, size_of::<MemHandle>() + 4 * region.keys.len())?;
         let handle = MemHandle {
             rkeys: gpu.device_addr() + size_of::<MemHandle>() as u64,
             lkey: region.mr.key_be(),
@@ -114,8 +114,14 @@ impl Window {
         image.extend_from_slice(&handle.lkey.to_ne_bytes());
         image.extend_from_slice(&[0; 4]);
         image.extend_from_slice(&key_bytes(&region.keys));
-        gpu.write(0, &image)?;
-        Ok(Self { region, gpu })
+        match gpu.write(0, &image) {
+            Ok(()) => Ok(Self { region, gpu }),
+            // The others have their window, and hear of it as of any failure.
+            Err(error) => {
+                comm.health.report(&error);
+                Err(error.into())
+            }
+        }
     }
 
     /// What device code is given.

@@ -90,15 +90,14 @@ fn leaving_in_order_is_no_error_for_those_that_stay() {
     }
 }
 
-/// A communicator that is closed before its contexts says goodbye with the last of them: that is no death either.
+/// A communicator that is closed before its contexts, which NCCL may never end: that is no death either.
 fn leave_late(rank: usize, gather: &Arc<Gather>) {
     let one = Rank::connect(rank, gather);
     let context = one.create(config(1, 0, 1, 0));
     gather.barrier(rank);
     if rank == 1 {
         let status = common::unsafe_one(common::table().close_coll, one.comm);
-        assert_ne!(status, 0);
-        context.destroy();
+        assert_eq!(status, 0);
         // Its process ends without another word, when the others have looked.
         gather.barrier(rank);
         return;
@@ -113,7 +112,7 @@ fn leave_late(rank: usize, gather: &Arc<Gather>) {
 }
 
 #[test]
-fn a_communicator_that_is_closed_too_early_says_goodbye_with_its_last_context() {
+fn a_communicator_that_is_closed_before_its_contexts_has_left_in_order() {
     for link in ["shm", "roce"] {
         play("leave late", 2, 1, &[("DOORBELL_NCCL_LINK", link)]);
     }

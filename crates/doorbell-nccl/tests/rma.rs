@@ -39,6 +39,45 @@ fn signals_that_may_be_reset_are_words_of_the_region_itself() {
 }
 
 #[test]
+fn signals_survive_the_contexts_that_began_to_carry_them_over() {
+    each(1, |rank, gather| {
+        let mut one = RmaRank::connect(rank, gather, 1);
+        let words = Pages::new(4096);
+        let signals = one.register(&words, CUDA, SIGNALS);
+        let add = |one: &RmaRank, value| {
+            let mut left = one
+                .try_put(0, 0, None, Some(((signals, 64), value, 2)))
+                .ok();
+            // Without the progress loop: what is added is still to be carried over.
+            while let Some(request) = left {
+                left = one.test(request).expect("no error");
+            }
+        };
+        let mut total = 0;
+        for round in 0..20 {
+            let (status, second) = one.create(1);
+            assert_eq!(status, 0, "{:?}", log_lines());
+            // Tickets of the first contexts are far beyond those of the second, and the last copy is under way when their queue pairs end.
+            for value in 1..=10 + round {
+                add(&one, value);
+                total += value;
+                one.until("carried over", || words.word(64) == total);
+            }
+            add(&one, 1);
+            total += 1;
+            one.progress();
+            one.destroy(second);
+            one.until("carried over by the second", || words.word(64) == total);
+            add(&one, 5);
+            total += 5;
+            one.until("and what came later", || words.word(64) == total);
+        }
+        one.deregister(signals);
+        one.close();
+    });
+}
+
+#[test]
 fn more_than_a_gibibyte_goes_in_pieces_with_the_signal_behind_the_last() {
     each(1, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);

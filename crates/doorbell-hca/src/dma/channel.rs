@@ -27,6 +27,14 @@ const AHEAD_ORDERED: u64 = 256;
 /// A submission of so many bytes is full: it takes the engine long enough that others gain nothing by going with it.
 const FULL: u64 = 128 << 10;
 
+/// Bytes a second below which an engine that copies is taken for one that does not: a slot of PCIe's first generation does four times as much.
+const SLOWEST: u64 = 256 << 20;
+
+/// How long so many bytes may take.
+fn allowed(patience: Duration, bytes: u64) -> Duration {
+    patience.saturating_add(Duration::from_secs_f64(bytes as f64 / SLOWEST as f64))
+}
+
 /// What is to be done when a copy has ended.
 #[derive(Debug)]
 pub(super) enum Role {
@@ -74,6 +82,8 @@ struct Batch {
     /// Of the engine; an error if it refused the batch; `None` if there was nothing to copy.
     ticket: Option<Result<u64, Arc<DmaFailure>>>,
     ops: Vec<Op>,
+    /// Of all its copies.
+    bytes: u64,
     since: Instant,
 }
 
@@ -242,6 +252,7 @@ impl Channel {
             self.in_flight.push_back(Batch {
                 ticket,
                 ops,
+                bytes: self.copies.iter().map(|copy| copy.len).sum(),
                 since: now,
             });
         }
@@ -288,10 +299,19 @@ impl Channel {
         if self.stalled.is_some() {
             return false;
         }
-        let late = self
-            .in_flight
-            .iter()
-            .find(|batch| now.saturating_duration_since(batch.since) >= patience);
+        // The time of a batch on an ordered engine begins with the end of the one before it; others share the engine with all that is under way.
+        let late = match self.ordered {
+            true => self.in_flight.front().filter(|batch| {
+                let waited = now.saturating_duration_since(batch.since);
+                waited >= allowed(patience, batch.bytes)
+            }),
+            false => {
+                let bytes = self.in_flight.iter().map(|batch| batch.bytes).sum();
+                let limit = allowed(patience, bytes);
+                let mut all = self.in_flight.iter();
+                all.find(|batch| now.saturating_duration_since(batch.since) >= limit)
+            }
+        };
         let Some(batch) = late else { return false };
         let first = batch.ops.first().map_or(
             DmaOp {

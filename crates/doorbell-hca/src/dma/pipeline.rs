@@ -41,7 +41,7 @@ impl WriteOrder {
 /// Settings of a [`DmaCore`].
 #[derive(Clone, Copy, Debug)]
 pub struct DmaConfig {
-    /// A copy that has not ended after this time has failed: [`DmaFailure::Stalled`].
+    /// A batch of copies that has not ended after this time, and four seconds more for each GiB of it, has failed: [`DmaFailure::Stalled`].
     pub stall: Duration,
     /// See [`WriteOrder`].
     pub order: WriteOrder,

@@ -559,6 +559,8 @@ pub fn on_the_host() {
                 std::env::set_var("DOORBELL_GPU", "host");
             }
             std::env::set_var("DOORBELL_NCCL_ADDR", "127.0.0.1");
+            // The test program plays NCCL, and cannot be asked.
+            std::env::set_var("DOORBELL_NCCL_RELEASE", "2.28.9");
             if std::env::var_os("DOORBELL_NCCL_TIMEOUT").is_none() {
                 std::env::set_var("DOORBELL_NCCL_TIMEOUT", "60");
             }

@@ -283,6 +283,15 @@ impl RmaRank {
         has
     }
 
+    /// Ends the contexts; others take their place.
+    pub fn destroy(&mut self, others: *mut c_void) {
+        let old = std::mem::replace(&mut self.context, others);
+        ok(
+            unsafe_one(rma_table().destroy_context, old),
+            "destroyContext",
+        );
+    }
+
     pub fn close(self) {
         let t = rma_table();
         if !self.context.is_null() {

@@ -86,6 +86,49 @@ fn a_stalled_engine_fails_its_qps_with_the_likely_cause_and_no_other() {
 }
 
 #[test]
+fn large_copies_have_more_time_and_what_waits_behind_them_has_its_own() {
+    let memory = MockMemory::new(DEVICE);
+    for ordered in [true, false] {
+        let mut mock = Mock::build(&memory, 0, 5);
+        mock.ordered = ordered;
+        let sick = Arc::new(mock);
+        sick.stall(true);
+        let mut rig = Rig::new(DmaConfig {
+            stall: Duration::from_millis(5),
+            ..DmaConfig::default()
+        });
+        rig.step = Duration::from_millis(1);
+        let mut source = vec![5u8; DEVICE / 2];
+        let source = host(&mut source);
+        // At four seconds a GiB, so many milliseconds more.
+        let more = (DEVICE as u64 / 2 * 4000) >> 30;
+        assert!(more >= 1, "a copy that is large enough for this test");
+        rig.start(
+            1,
+            copy(source.clone(), device(&sick, memory.addr(0, 0)), DEVICE / 2),
+        );
+        rig.start(
+            2,
+            copy(source, device(&sick, memory.addr(0, DEVICE / 2)), 64),
+        );
+        for _ in 0..5 + more - 1 {
+            rig.poll();
+        }
+        assert!(rig.completed.is_empty(), "{:?}", rig.core.stalled());
+        for _ in 0..3 {
+            rig.poll();
+        }
+        for qp in [1, 2] {
+            let failure = rig.completed.remove(&qp).unwrap()[0].1.clone().unwrap_err();
+            assert!(matches!(*failure, DmaFailure::Stalled { .. }));
+        }
+        [1, 2].iter().for_each(|&qp| rig.core.cancel(qp));
+        sick.stall(false);
+        rig.drain();
+    }
+}
+
+#[test]
 fn refused_and_failed_batches_fail_their_jobs_and_the_rest_waits_for_the_engine() {
     let memory = MockMemory::new(DEVICE);
     for dma in engines(&memory, 9) {
