@@ -126,9 +126,24 @@ fn peer_verbs_mistakes_of_a_site_are_explained() {
          ip link set eth0 up; sleep 1\n\
          /mnt/doorbell perf put-bw --link 'verbs:rxe0?gid=77' --gpu host\n\
          /mnt/doorbell perf put-bw --link verbs:rxe0:9 --gpu host\n\
-         DOORBELL_IBVERBS=/no/such.so /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host\n",
+         DOORBELL_IBVERBS=/no/such.so /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host\n\
+         chmod 755 /; mkdir -m 777 /tmp/own; echo 'user:x:1000:1000::/tmp:/bin/sh' >/etc/passwd; echo 'rdma:x:77:' >/etc/group\n\
+         as_user() { su -s /bin/sh user -c \"cd /tmp/own; /mnt/doorbell hwtest --no-perf --signals 100\"; echo \"hwtest rc=$?\"; }\n\
+         chown 0:77 /dev/infiniband/uverbs0; chmod 660 /dev/infiniband/uverbs0; as_user\n\
+         chmod 666 /dev/infiniband/uverbs0; ulimit -l 4096; as_user\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --hca-cores 0 --size 4K --secs 60 --timeout 20 2>&1 & run=$!\n\
+         until [ \"$(rdma resource show qp | grep -c doorbell)\" -ge 2 ]; do sleep 1; done\n\
+         sleep 1; ip link set eth0 down; wait $run; echo \"went down rc=$?\"\n",
     );
     for words in [
+        // libibverbs itself says that there is no such file.
+        "opening it (/dev/infiniband/uverbs0): Permission denied (os error 13): /dev/infiniband/uverbs0 has group rdma and mode 0660",
+        "hwtest rc=1",
+        "memory that may be locked: 4 MiB, which is TOO LITTLE",
+        "FAILED  opening, memory, queue pairs: software HCA: RDMA device rxe0: registering host memory",
+        "hwtest rc=3",
+        "or its port went down",
+        "went down rc=1",
         "no RDMA device \"nosuch\"; there is rxe0",
         "is down, not active",
         "no GID at index 77",
