@@ -30,7 +30,7 @@ perf() {
     local json begin=$SECONDS status
     json=$(mktemp)
     ran=$((ran + 1))
-    printf '\n$ doorbell perf %s\n' "$*" | tee -a "$LOG"
+    printf '\n$ %sdoorbell perf %s\n' "${DOORBELL_GPU_COPIES:+DOORBELL_GPU_COPIES=$DOORBELL_GPU_COPIES }" "$*" | tee -a "$LOG"
     timeout --kill-after=5 "$LIMIT" "$DOORBELL" perf "$@" --gpu "$GPU" --json "$json" 2>&1 | tee -a "$LOG"
     status=${PIPESTATUS[0]}
     if [ "$status" -ne 0 ]; then
@@ -160,6 +160,9 @@ if wants memory; then
     perf put-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M
     perf put-bw --secs "$SECS" --mem gpu --local-mem gpu --blocks 16 --size 8,4K,64K
     perf get-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512,4K,64K,1M
+    # The same small ones by the copy engine alone, for what the kernel is worth.
+    DOORBELL_GPU_COPIES=engine perf put-bw --secs "$SECS" --mem gpu --blocks 64 --size 8,512
+    DOORBELL_GPU_COPIES=engine perf put-bw --secs "$SECS" --mem gpu --local-mem gpu --blocks 16 --size 8
 fi
 
 # Who should post: GPU, assisted, proxy or CPU, at equal cores.

@@ -329,6 +329,46 @@ mod tests {
         assert_eq!(queue.len(), 3);
     }
 
+    #[test]
+    fn what_a_kernel_did_not_do_becomes_the_engines_in_the_same_steps() {
+        let (mut plan, mut queue) = (Plan::default(), VecDeque::new());
+        plan.begin(Way::Kernel);
+        // Three steps of two; the second copy of each is within the GPU.
+        for step in 0..3 {
+            for i in 0..2 {
+                let dst = 1000 * (i + 1) + step;
+                plan.direct(&CopyOp {
+                    dst,
+                    src: dst + 500,
+                    len: 1,
+                });
+            }
+            plan.step(7, Instant::now(), &mut queue);
+        }
+        plan.finish(7, Instant::now(), &mut queue);
+        let piece = queue.pop_front().unwrap();
+        assert!(queue.is_empty() && piece.way == Way::Kernel && piece.last);
+        // Somebody's piece is waiting behind it.
+        plan.begin(Way::Engine);
+        plan.finish(8, Instant::now(), &mut queue);
+        plan.convert(piece, 9000, |op| op.dst >= 2000, &mut queue);
+        assert_eq!(plan.bounced_ops(), 3);
+        assert_eq!(queue.len(), 2);
+        let first = &queue[0];
+        assert!(first.way == Way::Engine && first.last && first.ticket == 7);
+        let steps: Vec<Vec<_>> = first
+            .steps()
+            .map(|step| step.map(|i| (first.dst[i], first.src[i])).collect())
+            .collect();
+        let want: Vec<_> = (0..3)
+            .flat_map(|s| {
+                let there = vec![(9000, 2500 + s)];
+                [vec![(1000 + s, 1500 + s)], there, vec![(2000 + s, 9000)]]
+            })
+            .collect();
+        assert_eq!(steps, want);
+    }
+
     /// Runs pieces as the engine may, copies of one step in any order, on a toy memory.
     fn run(pieces: &[Segment], memory: &mut [u8], base: u64) {
         for (piece, step) in pieces.iter().flat_map(|p| p.steps().map(move |s| (p, s))) {
