@@ -13,6 +13,7 @@
 #                                      doorbell with record; signals in GPU memory
 #     rates million huge               rates against blocks and contexts, large puts; a million signals, a million words with one each; puts
 #                                      and gets of more than 2 GiB
+#     trip                             half round trips with a trace of each process
 #     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
 #                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
 #     symmetric                        NCCL's own reduce-scatter over GIN (needs an NCCL with all its kernels: a wheel's)
@@ -123,6 +124,8 @@ for one in $RUNS; do
             [ "$GPUS" -lt 2 ] || run gpus "$GPUS" threads
             [ "$GPUS" -lt 2 ] || run processes "$GPUS" processes ;;
         rates | million | huge) MODE=$one run "$one" 2 processes ;;
+        # Where the time goes: docs/trace.md says how to look at the files.
+        trip) MODE=trip run trip 2 processes DOORBELL_TRACE="$OUT/trip-%p.json" ;;
         cores) MODE=rates run cores 2 processes DOORBELL_HCA_CORES=2 ;;
         symmetric)
             # NCCL's own estimate prefers a ring over NVLink.

@@ -5,6 +5,7 @@
 //
 //     MODE  checks   (default) every call, then half round trips and rates
 //           rates    rates against blocks and contexts, large puts, half round trips
+//           trip     half round trips alone
 //           million  a million signals, none of which may be lost; a million words with a signal each, each there when its signal says so
 //           huge     a put and a get of more than 2 GiB each
 //           fault    DOORBELL_FAULT fails a request of rank 0: every rank's host must hear of it (the row says when); then the job exits although
@@ -74,6 +75,16 @@ static void huge(Rank& r) {
   }
 }
 
+static void trips(Rank& r, std::vector<size_t> sizes) {
+  auto s = r.stream;
+  for (size_t bytes : sizes) {
+    char name[64];
+    snprintf(name, sizeof name, bytes ? "ping-pong, %zu B and a signal" : "ping-pong, a signal", bytes);
+    unsigned long long ns = run(r, name, bytes > 65536 ? 100 : 1000, bytes, [=](Job j) { ping_pong<<<1, 32, 0, s>>>(j); });
+    if (r.rank == 0) printf("half round trip %s: %.2f us; %.2f cores\n", name, ns / 1e3, cores);
+  }
+}
+
 static void rates(Rank& r) {
   int rank = r.rank, ranks = r.ranks;
   auto s = r.stream;
@@ -84,13 +95,7 @@ static void rates(Rank& r) {
     double posts = double(rounds) * (mode == 2 ? 1 : threads) * BLOCKS;
     if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank; %.2f cores\n", modes[mode], posts * 1e3 / ns, cores);
   }
-  if (ranks > 1)
-    for (size_t bytes : {0ul, 8ul, 4096ul, 65536ul, 1ul << 20}) {
-      char name[64];
-      snprintf(name, sizeof name, bytes ? "ping-pong, %zu B and a signal" : "ping-pong, a signal", bytes);
-      unsigned long long ns = run(r, name, bytes > 65536 ? 100 : 1000, bytes, [=](Job j) { ping_pong<<<1, 32, 0, s>>>(j); });
-      if (rank == 0) printf("half round trip %s: %.2f us; %.2f cores\n", name, ns / 1e3, cores);
-    }
+  if (ranks > 1) trips(r, {0, 8, 4096, 65536, 1 << 20});
   if (!is_mode("rates")) return;
   unsigned long long each = run(r, "all-to-alls of 8 B", 1000, 8, [=](Job j) { exchange<<<1, 32, 0, s>>>(j); });
   if (rank == 0) printf("all-to-all of 8 B: %.2f us a round; %.2f cores\n", each / 1e6, cores);
@@ -152,9 +157,10 @@ static void body(int rank, int ranks) {
   NCCL(ncclDevCommCreate(r.comm, &needs, &r.job.comm));
   CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
   CUDA(cudaHostAlloc((void**)&r.job.out, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-  bool works = is_mode("checks") || is_mode("rates") || is_mode("million") || is_mode("huge");
+  bool works = is_mode("checks") || is_mode("rates") || is_mode("trip") || is_mode("million") || is_mode("huge");
   if (!works) trouble(r);
   if (is_mode("checks")) checks(r);
+  if (is_mode("trip")) trips(r, {0, 8});
   if (is_mode("million")) million(r);
   if (is_mode("huge")) huge(r);
   if (is_mode("checks") || is_mode("rates")) rates(r);
