@@ -182,7 +182,7 @@ pub struct Config {
     pub roce: Option<String>,
     /// Which RDMA device carries queue pairs that are connected over verbs (`DOORBELL_VERBS`): `DEVICE[:PORT][?gid=N]`, or `auto`.
     pub verbs: Option<String>,
-    /// Payload of a RoCE packet at most (`DOORBELL_ROCE_MTU`): 256, 512, 1024, 2048 or 4096; what fits the port unless
+    /// Payload of a packet over RoCE and verbs at most (`DOORBELL_ROCE_MTU`): 256, 512, 1024, 2048 or 4096; what fits the port unless
     /// said otherwise.
     pub roce_mtu: Option<u16>,
     /// Code of the time without acknowledgement after which a RoCE QP repeats (`DOORBELL_ROCE_TIMEOUT`): 4.096 µs times
@@ -533,7 +533,7 @@ impl Config {
             (
                 "roce-mtu",
                 "DOORBELL_ROCE_MTU",
-                "payload of a RoCE packet at most",
+                "payload of a packet of roce and verbs at most (path MTU)",
             ),
             self.roce_mtu.map(Some),
             (None, "the largest that fits the port"),

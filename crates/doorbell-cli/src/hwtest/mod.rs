@@ -61,7 +61,8 @@ host:
 Please send doorbell-hwtest.json back, above all when something failed, or when
 nothing could be tried: attach it to an issue of the project that you have this
 program from. It names devices, their GIDs (which contain IP addresses), PCI
-numbers, firmware, distribution, kernel, CPU, GPU and drivers.
+numbers, firmware, distribution, kernel, CPU, GPU and drivers, the second host
+as you called it, and of what failed what was said.
 Exit status: 0 all well, 1 nothing could be tested or the results not be
 written, 2 wrong arguments, 3 a step or a measurement failed.";
 
