@@ -369,15 +369,17 @@ __global__ void shadows(Job j) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < j.rounds; i++) gin.signal(world, next(j), ncclGin_StrongSignalAdd{13, 3});
     stage(j, 5, *gin.getSignalShadowPtr(13));
-    for (uint64_t seen = 0; seen < 3 * n;) {
-      uint64_t before = 0, delta = 0;
-      gin.waitSignalFollowShadow(ncclCoopThread(), 13, (uint64_t)1, &before, &delta);
-      wrong += before != n + seen || delta == 0 || delta % 3;
-      seen += delta;
-      stage(j, 6, seen);
-    }
-    wrong += *gin.getSignalShadowPtr(13) != 4 * n;
   }
+  // By the whole warp: what is found is given to all lanes, whoever asks for it alone waits for the others for ever (ncclCoopBcast of a tile).
+  __syncwarp();
+  for (uint64_t seen = 0; seen < 3 * n;) {
+    uint64_t before = 0, delta = 0;
+    gin.waitSignalFollowShadow(ncclCoopWarp(), 13, (uint64_t)1, &before, &delta);
+    if (threadIdx.x == 0) wrong += before != n + seen || delta == 0 || delta % 3;
+    seen = __shfl_sync(-1u, seen + delta, 0);
+    stage(j, 6, seen);
+  }
+  if (threadIdx.x == 0) wrong += *gin.getSignalShadowPtr(13) != 4 * n;
   meet(gin, 0);
   stage(j, 7);
   if (threadIdx.x == 0) {
