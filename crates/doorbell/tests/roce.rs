@@ -80,7 +80,9 @@ fn operations(a: &Bench, b: &Bench) {
     let how = Post::by(by);
     let done =
         |t: Result<cpu::Ticket, doorbell::device_api::Error>| q.wait(t.unwrap(), by).unwrap();
-    for len in [1, 7, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 100_000] {
+    for len in [
+        1, 7, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 61_695, 61_696, 61_697, 100_000,
+    ] {
         let sent = bytes(len as u8, len);
         a.source.write(0, &sent).unwrap();
         b.target.write(0, &vec![0; len + 8]).unwrap();

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use doorbell_hca::roce::transport::{Config, Mtu};
+use doorbell_hca::roce::transport::Config;
 use doorbell_hca::roce::{PortConfig, RocePort, RoceTarget};
 use doorbell_hca::{Access, Destination, HcaConfig};
 use doorbell_wire::roce::Psn;
@@ -39,17 +39,14 @@ pub fn connect(from: &MockQp, to: &MockQp, port: &RocePort, access: Access, conf
     attach(from, port.local, port.segments, access, connection);
 }
 
-/// Connects to whoever is at an address, in packets of 1024 bytes.
+/// Connects to whoever is at an address, in packets of 1024 bytes unless the configuration says otherwise.
 pub fn attach(qp: &MockQp, peer: SocketAddr, segments: bool, access: Access, config: Config) {
     let target = RoceTarget {
         peer,
         segments,
         // Ours are all on this host.
         light: segments,
-        connection: Config {
-            path_mtu: Mtu::M1024,
-            ..config
-        },
+        connection: config,
         access,
     };
     qp.hca_qp()

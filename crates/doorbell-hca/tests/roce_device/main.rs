@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use common::{MockQp, Options, PATIENCE, Rig};
 use device::Device;
-use doorbell_hca::roce::transport::Config;
+use doorbell_hca::roce::transport::{Config, Mtu};
 use doorbell_hca::{Fault, HcaError, QpState};
 use doorbell_wire::cqe::Kind;
 use doorbell_wire::roce::Transport;
@@ -26,6 +26,39 @@ use doorbell_wire::{Local, Opcode, Remote, Wqe, seg};
 use place::Place;
 use rand::{SeedableRng, rngs::StdRng};
 use sides::{DEVICE, Side, noise, pair, patient, until};
+
+/// Packets that are as long as a datagram do not end where buffers do.
+#[test]
+#[cfg_attr(miri, ignore = "sockets")]
+fn long_packets() {
+    let config = Config {
+        path_mtu: Mtu::Long,
+        window_bytes: 1 << 20,
+        ..patient()
+    };
+    let (mut a, b) = pair("", &config);
+    let (here, there) = (Device::new(DEVICE, 2, true), Device::new(DEVICE, 2, true));
+    let len = 3 << 20;
+    let bytes = noise(&mut StdRng::seed_from_u64(2), len);
+    for (near, far) in [
+        (Some((&here, 0)), Some((&there, 0))),
+        (None, Some((&there, 0))),
+        (Some((&here, 0)), None),
+    ] {
+        let near = Place::new(&a.rig, near, len);
+        let far = Place::new(&b.rig, far, len);
+        near.fill(0, &bytes);
+        let put = Wqe::write(far.remote(0), near.local(0, len as u32)).expect("a length");
+        let at = a.qp.go(put);
+        assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+        assert!(far.bytes(0, len) == bytes);
+        near.fill(0, &vec![0; len]);
+        let get = Wqe::read(far.remote(0), near.local(0, len as u32)).expect("a length");
+        let at = a.qp.go(get);
+        assert!(until(&a, &b, || a.qp.completion(at).is_some()));
+        assert!(near.bytes(0, len) == bytes);
+    }
+}
 
 /// Large messages are moved by few copies, in both roles and both directions.
 #[test]

@@ -178,6 +178,14 @@ impl Port for UdpPort {
                     ),
                 ),
                 (
+                    "own host",
+                    yes(
+                        self.takes_long,
+                        "light packets, up to a datagram long, if the peer says the same; a connected socket for the first such peer",
+                        "light packets, if the peer says the same; a connected socket for the first such peer",
+                    ),
+                ),
+                (
                     "buffers",
                     format!(
                         "{} KiB in, {} KiB out (the limits are net.core.rmem_max and wmem_max)",
