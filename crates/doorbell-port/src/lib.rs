@@ -12,6 +12,7 @@
 //! Neighbouring packets of one path and one size become a *train*: one call and one trip through the kernel (UDP segmentation offload), where
 //! both ends agreed on it.
 
+mod arrived;
 mod batch;
 mod config;
 mod counters;
@@ -30,7 +31,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-pub use batch::{Check, Outgoing, Received, RecvBatch, SendBatch};
+pub use arrived::{Check, Received, RecvBatch};
+pub use batch::{Outgoing, SendBatch};
 pub use config::{PortConfig, PortKind};
 pub use counters::PortCounters;
 pub use describe::Description;

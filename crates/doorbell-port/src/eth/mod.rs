@@ -20,7 +20,8 @@ use doorbell_wire::roce::net::{
 use doorbell_wire::roce::{Bth, ICRC_LEN};
 
 use crate::Port;
-use crate::batch::{Check, Origin, Outgoing, Received, RecvBatch, SendBatch};
+use crate::arrived::{Check, Origin, Received, RecvBatch};
+use crate::batch::{Outgoing, SendBatch};
 use crate::counters::PortCounters;
 use crate::describe::Description;
 use crate::error::{PortError, Result};

@@ -14,7 +14,8 @@ use std::net::{SocketAddr, UdpSocket};
 
 pub use setup::UdpOptions;
 
-use crate::batch::{RecvBatch, SendBatch};
+use crate::arrived::RecvBatch;
+use crate::batch::SendBatch;
 use crate::counters::PortCounters;
 use crate::describe::Description;
 use crate::error::Result;

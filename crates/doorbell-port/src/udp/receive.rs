@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use doorbell_wire::roce::{Bth, ICRC_LEN};
 
 use super::UdpPort;
-use crate::batch::{Check, Origin, RecvBatch};
+use crate::arrived::{Check, Origin, RecvBatch};
 use crate::error::{PortError, Result};
 use crate::icrc::{FlowCrc, LIGHT};
 use crate::path::{LONG_PAYLOAD, TAIL, within_host};

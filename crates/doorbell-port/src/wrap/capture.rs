@@ -20,7 +20,8 @@ use doorbell_wire::roce::{Bth, ICRC_LEN};
 
 use super::pass_on;
 use crate::Port;
-use crate::batch::{RecvBatch, SendBatch};
+use crate::arrived::RecvBatch;
+use crate::batch::SendBatch;
 use crate::counters::PortCounters;
 use crate::describe::Description;
 use crate::error::{PortError, Result};

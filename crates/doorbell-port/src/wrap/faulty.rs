@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{FaultSpec, pass_on};
 use crate::Port;
-use crate::batch::{Check, Received, RecvBatch, SendBatch};
+use crate::arrived::{Check, Received, RecvBatch};
+use crate::batch::SendBatch;
 use crate::counters::PortCounters;
 use crate::describe::Description;
 use crate::error::Result;
