@@ -4,10 +4,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use doorbell_hca::dma::{Dma, DmaOp};
 use doorbell_hca::{Access, Addressing, Memory, Mr, MrConfig};
-use doorbell_verbs_mock::Config;
+use doorbell_verbs_mock::{Config, Srd};
 use doorbell_wire::{Key, Local, Remote, Syndrome, Vendor, Wqe};
 
 use crate::pair::*;
@@ -53,11 +54,15 @@ impl Dma for Gpu {
 }
 
 fn register(p: &Pair, gpu: &Arc<Gpu>, from: u64, len: usize) -> Mr {
+    register_with(p, gpu, Arc::<Gpu>::clone(gpu), from, len)
+}
+
+fn register_with(p: &Pair, gpu: &Arc<Gpu>, dma: Arc<dyn Dma>, from: u64, len: usize) -> Mr {
     let config = MrConfig {
         memory: Memory::Device {
             addr: BASE + from,
             len,
-            dma: Arc::<Gpu>::clone(gpu),
+            dma,
             keep: Arc::<Gpu>::clone(gpu),
         },
         access: Access::ALL,
@@ -124,4 +129,207 @@ fn gpu_memory_that_the_device_reaches_in_no_way_is_explained() {
     let reasons = p.refusals();
     let both = |r: &String| r.contains("dma-buf") && r.contains("nvidia-peermem");
     assert!(reasons.iter().any(both), "{reasons:?}");
+}
+
+/// A copy engine for such a device, which takes some looks for each batch.
+struct Engine {
+    gpu: Arc<Gpu>,
+    /// Batches so far, and looks at them.
+    batches: AtomicU64,
+    looks: AtomicU64,
+    stuck: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Engine {
+    fn new(gpu: &Arc<Gpu>) -> Arc<Self> {
+        Arc::new(Self {
+            gpu: Arc::clone(gpu),
+            batches: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
+            stuck: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Dma for Engine {
+    fn submit(&self, ops: &[DmaOp], _: &[usize]) -> Result<u64, String> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err("broken on purpose".into());
+        }
+        for op in ops {
+            let (len, place) = (op.len as usize, |addr: u64| OFFSET + addr - BASE);
+            if op.dst >= BASE {
+                // SAFETY: the engine's own memory, which it keeps until the copy has ended.
+                let bytes = unsafe { std::slice::from_raw_parts(op.src as *const u8, len) };
+                let written = self.gpu.0.write_all_at(bytes, place(op.dst));
+                written.map_err(|e| e.to_string())?;
+            } else {
+                // SAFETY: as above.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(op.dst as *mut u8, len) };
+                let read = self.gpu.0.read_exact_at(bytes, place(op.src));
+                read.map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(self.batches.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn poll(&self, _: u64) -> Result<bool, String> {
+        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+        Ok(looks % 3 == 2 && !self.stuck.load(Ordering::Relaxed))
+    }
+
+    fn dmabuf(&self, addr: u64, len: usize) -> Option<(OwnedFd, u64)> {
+        self.gpu.dmabuf(addr, len)
+    }
+}
+
+/// Two queue pairs over SRD, and GPU memory on both sides: a word there, and where its old values go here.
+struct Words {
+    p: Pair,
+    gpu: Arc<Gpu>,
+    engine: Arc<Engine>,
+    near: Mr,
+    _far: Mr,
+    word: Remote,
+}
+
+impl Words {
+    fn new(seed: u64) -> Self {
+        let srd = Some(Srd {
+            seed,
+            ..Srd::default()
+        });
+        let p = Pair::new(Config {
+            srd,
+            ..Config::default()
+        });
+        let gpu = Gpu::new(8192);
+        let engine = Engine::new(&gpu);
+        let register = |from| register_with(&p, &gpu, Arc::<Engine>::clone(&engine), from, 4096);
+        let (near, far) = (register(0), register(4096));
+        let keys = far.on_port(&p.port).expect("registers");
+        let word = Remote {
+            addr: keys.base + 64,
+            key: Key(keys.rkey),
+        };
+        Self {
+            p,
+            gpu,
+            engine,
+            near,
+            _far: far,
+            word,
+        }
+    }
+
+    fn near(&self, at: u64, len: u32) -> Local {
+        Local {
+            addr: self.near.addr() + at,
+            key: self.near.key(),
+            len,
+        }
+    }
+
+    /// Words here and there.
+    fn get(&self, at: u64) -> u64 {
+        u64::from_ne_bytes(self.gpu.bytes(at, 8).try_into().expect("eight"))
+    }
+
+    fn there(&self) -> u64 {
+        self.get(4096 + 64)
+    }
+}
+
+#[test]
+fn over_srd_atomics_reach_gpu_memory_by_its_copy_engine() {
+    for seed in [1, 7, 99] {
+        let mut w = Words::new(seed);
+        let (word, old) = (w.word, w.near(8, 8));
+        w.p.run(Wqe::fetch_add(word, old, 40).expect("eight bytes"));
+        w.p.run(Wqe::fetch_add(word, old, 2).expect("eight bytes"));
+        assert_eq!((w.there(), w.get(8)), (42, 40));
+        w.p.run(Wqe::compare_swap(word, old, 42, 7).expect("eight bytes"));
+        assert_eq!((w.there(), w.get(8)), (7, 42));
+        w.p.run(Wqe::compare_swap(word, old, 42, 9).expect("eight bytes"));
+        assert_eq!((w.there(), w.get(8)), (7, 7));
+        let old = w.near(16, 4);
+        w.p.run(Wqe::masked_fetch_add4(word, old, 5, 0).expect("four bytes"));
+        assert_eq!((w.there(), w.gpu.bytes(16, 4)), (12, vec![0, 0, 0, 7]));
+        // The word or the old value alone, and many behind each other, with puts between them that each announces.
+        let host = w.p.rig.region(64);
+        w.p.run(Wqe::fetch_add(word, host.local(0, 8), 0).expect("eight bytes"));
+        assert_eq!(host.u64(0), 12);
+        let (there, old) = (w.p.there(&host, 8), w.near(24, 8));
+        w.p.run(Wqe::fetch_add(there, old, 3).expect("eight bytes"));
+        assert_eq!((host.u64(8), w.get(24)), (3, 0));
+        let put = Remote {
+            addr: word.addr + 64,
+            ..word
+        };
+        let mut last = 0;
+        for i in 0..100 {
+            host.set_u64(16, i);
+            let wqe = Wqe::write_inline(put, &i.to_ne_bytes()).expect("fits");
+            w.p.a.post(&wqe.signalled(false));
+            last =
+                w.p.a
+                    .go(Wqe::fetch_add(word, host.local(24, 8), 1).expect("eight bytes"));
+            if i % 8 == 7 {
+                w.p.a.wait(&w.p.rig, last);
+                assert_eq!((w.there(), w.get(4096 + 128)), (13 + i, i));
+                assert_eq!(host.u64(24), 12 + i);
+            }
+        }
+        w.p.a.wait(&w.p.rig, last);
+        assert_eq!(w.there(), 112);
+        // Behind the region.
+        let beyond = Remote {
+            addr: word.addr + 4096 - 64,
+            ..word
+        };
+        let wqe = Wqe::fetch_add(beyond, host.local(24, 8), 1).expect("eight bytes");
+        let fault = w.p.fails(wqe);
+        assert_eq!(fault, (Syndrome::REMOTE_ACCESS, Vendor::RKEY_RANGE));
+    }
+}
+
+#[test]
+fn over_srd_a_copy_engine_that_fails_or_hangs_fails_what_needs_it() {
+    let mut w = Words::new(1);
+    let word = w.word;
+    let host = w.p.rig.region(64);
+    let (there, here) = (host.local(0, 8), w.near(8, 8));
+    w.engine.broken.store(true, Ordering::Relaxed);
+    let fault =
+        w.p.fails(Wqe::fetch_add(word, there, 1).expect("eight bytes"));
+    assert_eq!(fault, (Syndrome::REMOTE_OP, Vendor::NONE));
+    w.p.again();
+    let at = w.p.there(&host, 8);
+    let fault = w.p.fails(Wqe::fetch_add(at, here, 1).expect("eight bytes"));
+    assert_eq!(fault, (Syndrome::LOCAL_QP_OP, Vendor::DMA_FAILED));
+    w.engine.broken.store(false, Ordering::Relaxed);
+    // One that hangs holds back a reset of nobody, and what ends later is told to nobody.
+    for wqe in [
+        Wqe::fetch_add(word, there, 1).expect("eight bytes"),
+        Wqe::fetch_add(at, here, 1).expect("eight bytes"),
+    ] {
+        w.p.again();
+        w.engine.stuck.store(true, Ordering::Relaxed);
+        let posted = w.p.a.go(wqe);
+        for _ in 0..300 {
+            w.p.rig.driver.poll();
+        }
+        assert!(w.p.a.completion(posted).is_none(), "it cannot be over");
+        w.p.again();
+        w.engine.stuck.store(false, Ordering::Relaxed);
+        // What was under way may still end; what begins now comes behind it, with results of its own.
+        w.p.run(Wqe::fetch_add(word, here, 1 << 32).expect("eight bytes"));
+        for i in 1..10 {
+            let before = w.there();
+            w.p.run(Wqe::fetch_add(word, here, i).expect("eight bytes"));
+            assert_eq!((w.get(8), w.there()), (before, before + i));
+        }
+    }
 }

@@ -521,6 +521,10 @@ impl EngineQp {
         old: u64,
         buffer: Option<Buffer>,
     ) -> Option<Buffer> {
+        if let Target::Srd(link) = &mut self.cold.target {
+            link.errand_ended(lane, result, old);
+            return buffer;
+        }
         let Some(staged) = &mut self.cold.staged else {
             return buffer;
         };
@@ -563,6 +567,9 @@ impl EngineQp {
         self.cold.mail = None;
         if let Some(mut staged) = self.cold.staged.take() {
             staged.end(dma, slot);
+        }
+        if let Target::Srd(link) = &mut self.cold.target {
+            link.end_errands(dma, slot);
         }
     }
 

@@ -219,6 +219,9 @@ impl super::Core {
             i += 1;
             let Some(qp) = self.qp(slot) else { continue };
             done += qp.device_done(inner);
+            if matches!(qp.cold.target, Target::Srd(_)) {
+                self.run_errands(slot);
+            }
             if look {
                 done += self.look_at(inner, slot, ask == Some(slot));
             }

@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 use doorbell_verbs::abi::{Wc, wc_status};
 use doorbell_verbs::efa::abi::status;
 use doorbell_verbs::efa::{SrdOp, SrdWork};
-use doorbell_wire::{Syndrome, Vendor};
+use doorbell_wire::{Local, Syndrome, Vendor, Width};
 
+use super::errand::{Errand, SINK};
 use super::post::sink;
 use super::wire::{Head, Kind};
 use super::{CONTROL, Class, Hello, Link};
-use crate::dma::put_old;
+use crate::dma::{Piece, Pieces, Source, Work, old_bytes, put_old};
 use crate::engine::qp::EngineQp;
 use crate::engine::verbs::done::{BATCH, SHARE, syndrome};
 use crate::fault::Fault;
 use crate::hca::Inner;
+use crate::mem::Place;
 use crate::qp::QpState;
 use crate::verbs::{CONTROLS, HEAD, RECEIVE, WINDOW};
 
@@ -116,9 +118,9 @@ impl EngineQp {
             }
             if let Some((local, width)) = entry.sink {
                 // Where it went may have gone meanwhile.
-                match sink(inner, pd, &local) {
-                    // SAFETY: the place was found just now, with its bounds and the right to write it.
-                    Ok(to) => unsafe { put_old(to, width, entry.old) },
+                match link.old_value(inner, pd, &local, width, entry.old) {
+                    Ok(true) => {}
+                    Ok(false) => break None,
                     Err(fault) => break Some((entry.at, fault.syndromes())),
                 }
             }
@@ -141,6 +143,41 @@ impl EngineQp {
 }
 
 impl Link {
+    /// Puts the old value of an atomic where it goes. `false`: a copy engine is about it.
+    fn old_value(
+        &mut self,
+        inner: &Inner,
+        pd: u32,
+        local: &Local,
+        width: Width,
+        old: u64,
+    ) -> Result<bool, Fault> {
+        if self.errands[SINK].is_open() {
+            return Ok(false);
+        }
+        if let Errand::Ended(result) = std::mem::take(&mut self.errands[SINK]) {
+            return result.map(|_| true);
+        }
+        match sink(inner, pd, local)? {
+            // SAFETY: the place was found just now, with its bounds and the right to write it.
+            Place::Host(to) => unsafe { put_old(to, width, old) },
+            dst @ Place::Device { .. } => {
+                let len = width.bytes() as usize;
+                let piece = Piece {
+                    src: Source::Inline(old_bytes(width, old)[..len].into()),
+                    dst,
+                    len: len as u64,
+                };
+                self.errands[SINK] = Errand::Begin(Work::Copy {
+                    pieces: Pieces::One(piece),
+                    signal: true,
+                });
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The device has finished a request.
     fn finished(&mut self, wc: &Wc) {
         let number = wc.wr_id;

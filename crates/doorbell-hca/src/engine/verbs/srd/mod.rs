@@ -18,10 +18,14 @@
 //! engine carries them out in the order of their numbers, each once, and answers several at a time (`serve`). The receives of the device are
 //! the engine's, as many as there can be messages, so none finds no receive; those of the poster are taken as on the other links.
 //!
+//! **GPU memory.** The word of an atomic, and where its old value goes, may be where no CPU reaches: a copy engine is asked (`errand`), and what is behind
+//! waits.
+//!
 //! **Failure.** A request that fails fails its WQE when all before it are complete, so the first error is the first in the queue. What was
 //! posted behind it may have been carried out.
 
 mod done;
+mod errand;
 mod post;
 mod serve;
 mod wire;
@@ -32,6 +36,8 @@ use std::time::Instant;
 use doorbell_verbs::abi::{self, Wc};
 use doorbell_verbs::efa::SrdWork;
 use doorbell_wire::{Local, Syndrome, Vendor, Width};
+
+use errand::Errand;
 
 use super::done::BATCH;
 use super::keys::LocalKeys;
@@ -132,6 +138,8 @@ pub(crate) struct Link {
     /// Places for answers and greetings that are free.
     controls: Vec<u16>,
     serve: serve::Serve,
+    /// What a copy engine is about, by its kind.
+    errands: [Errand; 2],
     /// Completions that were taken.
     found: Box<[Wc; BATCH]>,
     /// When something was last over, as far as looked at.
@@ -162,6 +170,7 @@ impl Link {
             greeted: Some(now),
             controls: (0..CONTROLS as u16).collect(),
             serve: serve::Serve::default(),
+            errands: Default::default(),
             found: Box::default(),
             heard: (0, now),
         }

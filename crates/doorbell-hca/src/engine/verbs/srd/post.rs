@@ -13,7 +13,6 @@ use crate::engine::verbs::post::{cut, is_full_for_now, refuses};
 use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::{Access, End, Place};
-use crate::raw::Shared;
 use crate::verbs::{HEAD, INLINE, WINDOW};
 
 /// What a WQE transfers.
@@ -228,7 +227,7 @@ impl EngineQp {
         if local.len != head.width.bytes() {
             return Err(Fault::BadLength);
         }
-        // The engine writes the old value: only to memory that the CPU reaches.
+        // Whether it may be written is known before the word changes.
         sink(cx.inner, self.cold.shared.pd, &local)?;
         let (at, byte_cnt) = (self.exec, head.width.bytes());
         let Some(link) = self.srd() else {
@@ -410,17 +409,14 @@ impl Link {
     }
 }
 
-/// Where the old value of an atomic goes; only the CPU's memory is written by the engine.
-pub(super) fn sink(inner: &Inner, pd: u32, local: &Local) -> Result<Shared<u8>, Fault> {
-    // SAFETY: this is an engine in a round, and what is found is used in this round.
+/// Where the old value of an atomic goes, or a piece of a receive.
+pub(super) fn sink(inner: &Inner, pd: u32, local: &Local) -> Result<Place, Fault> {
+    // SAFETY: this is an engine in a round, and what is found is used in this round or held by a copy job.
     let span = unsafe {
         inner
             .regions
             .resolve(End::Local, local.key.0, pd, Access::LOCAL_WRITE)
     }?;
-    match span.at(local.addr, local.len.into()) {
-        Some(Place::Host(at)) => Ok(at),
-        Some(Place::Device { .. }) => Err(Fault::Unsupported),
-        None => Err(Fault::LkeyRange),
-    }
+    span.at(local.addr, local.len.into())
+        .ok_or(Fault::LkeyRange)
 }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use doorbell_wire::{Syndrome, Vendor, arith};
 
 use super::done::Broken;
+use super::errand::{Errand, WORD};
 use super::post::sink;
 use super::wire::{Head, Kind};
 use crate::copy::write;
+use crate::dma::Work;
 use crate::engine::modify;
 use crate::engine::qp::EngineQp;
 use crate::fault::Fault;
@@ -56,6 +58,8 @@ enum Did {
     So(u64),
     /// It waits for a receive.
     Later,
+    /// A copy engine is about it.
+    Copying,
     /// It is refused.
     Refused(Fault),
     /// It is refused, since the receive that it found cannot take it, and this queue pair fails too.
@@ -91,8 +95,9 @@ impl EngineQp {
     pub(super) fn serve_srd(&mut self, inner: &Inner) -> u64 {
         let mut done = 0;
         while let Some(link) = self.srd() {
+            let copying = link.errands[WORD].is_open();
             let serve = &mut link.serve;
-            if serve.failed.is_some() || serve.results.len() >= WINDOW {
+            if copying || serve.failed.is_some() || serve.results.len() >= WINDOW {
                 break;
             }
             let at = serve.next as usize % WINDOW;
@@ -112,6 +117,7 @@ impl EngineQp {
             let Some(link) = self.srd() else { break };
             let serve = &mut link.serve;
             match did {
+                Did::Copying => break,
                 Did::Later => {
                     let since = *serve.dry.get_or_insert_with(Instant::now);
                     // As patient as the devices of the other verbs links, but not for ever.
@@ -231,7 +237,9 @@ impl EngineQp {
                     len: bytes.len() as u32,
                     ..*piece
                 };
-                let to = sink(inner, pd, &part)?;
+                let Place::Host(to) = sink(inner, pd, &part)? else {
+                    return Err(Fault::Unsupported);
+                };
                 write(to.as_ptr(), bytes);
                 Ok(())
             })
@@ -259,6 +267,11 @@ impl EngineQp {
         let Some(link) = self.srd() else {
             return Did::Refused(Fault::PeerDead);
         };
+        match std::mem::take(&mut link.errands[WORD]) {
+            Errand::Ended(Ok(old)) => return Did::So(old),
+            Errand::Ended(Err(_)) => return Did::Refused(Fault::RemoteOperational),
+            _ => {}
+        }
         let Some(exported) = link.nic.port.exported(head.rkey) else {
             return Did::Refused(Fault::BadRkey);
         };
@@ -277,23 +290,29 @@ impl EngineQp {
             },
             Err(fault) => return Did::Refused(fault),
         };
-        let word = match span.at(head.addr, bytes) {
-            Some(Place::Host(word)) => word,
-            Some(Place::Device { .. }) => return Did::Refused(Fault::Unsupported),
-            None => return Did::Refused(Fault::RkeyRange),
-        };
-        if !word.is_aligned_to(bytes as usize) {
-            return Did::Refused(Fault::Misaligned);
-        }
         let [a, b, c, d] = head.operands;
         let (kind, width) = (head.kind, head.width);
-        // SAFETY: the word lies inside a region that this round may use, with the right for it, and is aligned.
-        let old = unsafe {
-            modify(word, width, move |old| match kind {
-                Kind::Add => arith::masked_add(old, a, b),
-                _ => arith::masked_swap(old, a, b, c, d),
-            })
+        let new = move |old| match kind {
+            Kind::Add => arith::masked_add(old, a, b),
+            _ => arith::masked_swap(old, a, b, c, d),
         };
-        Did::So(old)
+        match span.at(head.addr, bytes) {
+            Some(Place::Host(word)) if word.is_aligned_to(bytes as usize) => {
+                // SAFETY: the word lies inside a region that this round may use, with the right for it, and is aligned.
+                Did::So(unsafe { modify(word, width, new) })
+            }
+            Some(Place::Device { addr, dma }) if addr.is_multiple_of(bytes) => {
+                link.errands[WORD] = Errand::Begin(Work::Atomic {
+                    addr,
+                    dma,
+                    width,
+                    new: Box::new(new),
+                    sink: None,
+                });
+                Did::Copying
+            }
+            Some(_) => Did::Refused(Fault::Misaligned),
+            None => Did::Refused(Fault::RkeyRange),
+        }
     }
 }
