@@ -15,7 +15,7 @@ use super::types::*;
 use crate::wait::{Deadline, poll_until};
 use crate::{Dims, GpuError, Result};
 
-/// Launches in flight at a time. With the copier's stream and the private one this makes six streams: beyond eight
+/// Launches in flight at a time. With the copier's two streams and the private one this makes seven: beyond eight
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) streams share channels, and a copy may land behind a kernel that waits for it.
 pub(crate) const SLOTS: usize = 4;
 /// Bytes of parameters a launch.
