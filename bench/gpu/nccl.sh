@@ -12,7 +12,7 @@
 #     self two gpus handlers signals   every call, then rates: one rank; two on one GPU; a GPU a rank, as threads and as processes; rung by
 #                                      doorbell with record; signals in GPU memory
 #     rates million huge depth         rates against blocks and contexts, large puts; a million signals, a million words with one each; puts
-#                                      and gets of more than 2 GiB; rates with deeper queues
+#                                      and gets of more than 2 GiB; rates with shorter queues
 #     trip                             half round trips with a trace of each process
 #     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
 #                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
@@ -123,10 +123,8 @@ for one in $RUNS; do
         gpus)
             [ "$GPUS" -lt 2 ] || run gpus "$GPUS" threads
             [ "$GPUS" -lt 2 ] || run processes "$GPUS" processes ;;
-        depth)
-            # How far a queue's depth binds, with either way of ringing.
-            MODE=rates run depth 2 processes DOORBELL_NCCL_DEPTH=1024
-            MODE=rates run depth-record 2 processes DOORBELL_NCCL_DEPTH=1024 DOORBELL_HANDLER=record ;;
+        # How far a queue's depth binds.
+        depth) MODE=rates run depth 2 processes DOORBELL_NCCL_DEPTH=256 ;;
         rates | million | huge) MODE=$one run "$one" 2 processes ;;
         # Where the time goes: docs/trace.md says how to look at the files.
         trip) MODE=trip run trip 2 processes DOORBELL_TRACE="$OUT/trip-%p.json" ;;

@@ -21,6 +21,11 @@ use crate::{Error, Result, log};
 
 /// Slots of a queue at least: a call takes several at once, and must never wait for itself.
 const LEAST_DEPTH: u32 = 64;
+/// Slots of all queues of one `createContext` together where nobody says how many: 8 MiB of pinned memory.
+const SLOTS: usize = 1 << 16;
+/// Slots of a queue where nobody says how many. The copier takes 256 copies at a time, and a put with its signal takes two slots: so two such batches of one
+/// queue are under way, and while kernels fill the queue again the engine has the other.
+const DEPTH: std::ops::RangeInclusive<usize> = 256..=1024;
 /// Slots of a queue at most.
 const MOST_DEPTH: u32 = 32_768;
 /// Signals, counters and contexts at most, each; far above what NCCL asks for.
@@ -73,6 +78,13 @@ impl Form {
     }
 }
 
+/// The slots of each of so many queues.
+fn suitable_depth(queues: usize) -> u32 {
+    let each = (SLOTS / queues.max(1)).max(1);
+    let each = (1 << each.ilog2()).clamp(*DEPTH.start(), *DEPTH.end());
+    each as u32
+}
+
 impl Request {
     /// Checks what NCCL passed.
     pub(crate) fn new(
@@ -106,7 +118,10 @@ impl Request {
             );
         }
         let depth = match u32::try_from(depth) {
-            Ok(0) => comm.settings.depth,
+            Ok(0) => {
+                let said = comm.settings.depth;
+                said.unwrap_or_else(|| suitable_depth(contexts as usize * each))
+            }
             Ok(n) if n <= MOST_DEPTH => n.next_power_of_two(),
             _ => return bad("queueDepth", depth, "ask for 0 (a default) to 32768"),
         };
@@ -438,5 +453,24 @@ impl Context2 {
     pub fn to_bytes(&self) -> [u8; size_of::<Self>()] {
         // SAFETY: repr(C) with every gap named (sizes and offsets are asserted), so no byte is uninitialised.
         unsafe { std::mem::transmute(*self) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_queues_are_short_and_few_are_long() {
+        for (queues, depth) in [
+            (1, 1024),
+            (64, 1024),
+            (65, 512),
+            (128, 512),
+            (256, 256),
+            (60_000, 256),
+        ] {
+            assert_eq!(suitable_depth(queues), depth, "{queues}");
+        }
     }
 }

@@ -28,8 +28,8 @@ pub(crate) struct Settings {
     pub(crate) alive: Duration,
     /// `DOORBELL_NCCL_LINK`: `auto`, `shm`, `roce`.
     pub(crate) link: LinkChoice,
-    /// Slots of a send queue unless the application says (`DOORBELL_NCCL_DEPTH`).
-    pub(crate) depth: u32,
+    /// Slots of a send queue unless the application says (`DOORBELL_NCCL_DEPTH`); `None`: as many as suit so many queues.
+    pub(crate) depth: Option<u32>,
     /// Where signals and counters lie (`DOORBELL_NCCL_SIGNALS`: `host`, `gpu`).
     pub(crate) signals: Place,
     /// How queues are rung (`DOORBELL_HANDLER`).
@@ -84,9 +84,9 @@ impl Settings {
             }
         };
         let depth = match get("DOORBELL_NCCL_DEPTH") {
-            None => 256,
+            None => None,
             Some(text) => match text.parse::<u32>() {
-                Ok(n @ 1..=32_768) if n.is_power_of_two() => n,
+                Ok(n @ 1..=32_768) if n.is_power_of_two() => Some(n),
                 _ => {
                     let remedy = "give a power of two from 1 to 32768";
                     return Err(bad("DOORBELL_NCCL_DEPTH", text, remedy));
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn nothing_said_means_defaults_and_nonsense_is_named() {
         let plain = Settings::from(&|_| None).expect("defaults");
-        assert_eq!((plain.link, plain.depth), (LinkChoice::Auto, 256));
+        assert_eq!((plain.link, plain.depth), (LinkChoice::Auto, None));
         for (name, value) in [
             ("DOORBELL_NCCL_TIMEOUT", "0"),
             ("DOORBELL_NCCL_ALIVE", "long"),
