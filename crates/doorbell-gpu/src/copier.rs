@@ -58,8 +58,8 @@ pub struct CopierStats {
 /// blocks that poll one host word, 136 us beside 64.
 ///
 /// And small copies: those of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6. That is
-/// what [`Copier::submit_in_steps`] has a kernel for, which moves 256 in the time of a few; it is not used while kernels leave it no room, and
-/// `DOORBELL_GPU_COPIES=engine` turns it off.
+/// what [`Copier::submit_in_steps`] has a kernel for: 256 of 8 bytes took 16 to 19 us, at 20 to 34 million a second with four tickets under way
+/// (`examples/cuda_selfcheck`, small-copies-rates). It is not used while kernels leave it no room, and `DOORBELL_GPU_COPIES=engine` turns it off.
 #[derive(Clone)]
 pub struct Copier {
     pub(crate) gpu: Arc<CudaGpu>,
