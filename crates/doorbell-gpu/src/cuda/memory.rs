@@ -299,16 +299,8 @@ fn retain(current: &Current<'_>, addr: u64) -> Option<CuMemHandle> {
     (unsafe { retain(&mut handle, at) } == SUCCESS).then_some(handle)
 }
 
-/// Was the memory at an address made by `cuMemCreate`, and mapped there?
-pub(super) fn is_mapped(current: &Current<'_>, addr: u64) -> bool {
-    let handle = retain(current, addr);
-    if let Some(handle) = handle {
-        release(current, handle);
-    }
-    handle.is_some()
-}
-
-/// Start and end of the mapping around `addr`, within the bounds of its reserved range, and whether kernels of the context's GPU may use it.
+/// Start and end of the mapping around `addr`, within the bounds of its reserved range, and whether kernels of the context's GPU may use it. `None`:
+/// it was not made by `cuMemCreate`.
 pub(super) fn mapping(
     current: &Current<'_>,
     addr: u64,
@@ -322,8 +314,11 @@ pub(super) fn mapping(
         id: current.device(),
     };
     let mut flags = 0;
-    // SAFETY: an out parameter and a filled structure; any address may be asked about.
-    let code = unsafe { (current.cuMemGetAccess?)(&mut flags, &here, addr) };
+    let code = match current.cuMemGetAccess {
+        // SAFETY: an out parameter and a filled structure; any address may be asked about.
+        Some(access) => unsafe { access(&mut flags, &here, addr) },
+        None => ERROR_NOT_FOUND,
+    };
     let usable = code == SUCCESS && flags == ACCESS_READ_WRITE as u64;
     Some((start, end, usable))
 }

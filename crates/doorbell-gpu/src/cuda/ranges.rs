@@ -30,6 +30,8 @@ struct Range {
     end: u64,
     place: Place,
     reach: Reach,
+    /// It is a mapping, of what `cuMemCreate` made: others may lie beside it.
+    mapped: bool,
 }
 
 /// Do kernels of this GPU reach it?
@@ -38,16 +40,12 @@ enum Reach {
     Yes,
     /// No, or it is not known.
     No,
-    /// It is for each mapping to say: this is the reserved range around them.
-    Mapped,
 }
 
-/// Allocations met so far, sorted by address, not overlapping.
+/// Allocations met so far, or mappings, sorted by address, not overlapping.
 #[derive(Default)]
 pub(crate) struct Ranges {
     known: Vec<Range>,
-    /// Mappings in them.
-    mappings: Vec<Range>,
     /// What was opened for this GPU, by another process's handle: start and end.
     opened: Vec<(u64, u64)>,
 }
@@ -59,7 +57,6 @@ impl Ranges {
     /// Forgets everything, because memory was freed or unregistered.
     pub(crate) fn clear(&mut self) {
         self.known.clear();
-        self.mappings.clear();
     }
 
     /// Memory of another process was opened for this GPU.
@@ -79,37 +76,24 @@ impl Ranges {
         addr: u64,
         len: u64,
     ) -> Option<(u64, u64)> {
-        let range = find(&self.known, addr, len)?;
-        let end = addr.saturating_add(len);
-        match range.reach {
-            Reach::Yes => Some((range.start, range.end)),
-            Reach::No => {
-                let mut opened = self.opened.iter().copied();
-                opened.find(|&(s, e)| s <= addr && end <= e)
-            }
-            Reach::Mapped => {
-                let mapping = match find(&self.mappings, addr, len) {
-                    Some(mapping) => mapping,
-                    None => {
-                        let bounds = (range.start, range.end);
-                        let (start, end, usable) = memory::mapping(current, addr, bounds)?;
-                        let reach = if usable { Reach::Yes } else { Reach::No };
-                        let mapping = Range {
-                            start,
-                            end,
-                            reach,
-                            ..range
-                        };
-                        insert(&mut self.mappings, mapping);
-                        find(&self.mappings, addr, len)?
-                    }
-                };
-                (mapping.reach == Reach::Yes).then_some((mapping.start, mapping.end))
-            }
+        let end = addr.checked_add(len)?;
+        let mut opened = self.opened.iter().copied();
+        if let Some(opened) = opened.find(|&(s, e)| s <= addr && end <= e) {
+            return Some(opened);
         }
+        let first = self.around(current, addr).ok()?;
+        let mut last = first;
+        while last.reach == Reach::Yes {
+            if end <= last.end {
+                return Some((first.start, last.end));
+            }
+            last = self.around(current, last.end).ok()?;
+        }
+        None
     }
 
-    /// The place of a whole range, and start and end of the allocation that it lies in; an error unless it lies in one.
+    /// The place of a whole range, and start and end of what it lies in: an allocation, or mappings side by side that are in one place. An error
+    /// otherwise.
     #[inline]
     pub(crate) fn place(
         &mut self,
@@ -117,16 +101,45 @@ impl Ranges {
         addr: u64,
         len: u64,
     ) -> Result<(Place, u64, u64)> {
-        let unknown = GpuError::UnknownMemory { addr, len };
-        let found = match find(&self.known, addr, len) {
-            Some(range) => range,
-            None => {
-                insert(&mut self.known, ask(current, addr, len)?);
-                // An access past the end of what was just learnt is as unknown as any.
-                find(&self.known, addr, len).ok_or(unknown)?
+        let unknown = || GpuError::UnknownMemory { addr, len };
+        let end = addr.checked_add(len).ok_or_else(unknown)?;
+        let first = self.around(current, addr).map_err(|error| match error {
+            GpuError::UnknownMemory { .. } => unknown(),
+            error => error,
+        })?;
+        let mut last = first;
+        while last.end < end {
+            // An access past the end of an allocation is as unknown as any.
+            let next = self.around(current, last.end).map_err(|_| unknown())?;
+            if !(last.mapped && next.mapped && next.place == first.place) {
+                return Err(unknown());
             }
-        };
-        Ok((found.place, found.start, found.end))
+            last = next;
+        }
+        Ok((first.place, first.start, last.end))
+    }
+
+    /// The allocation or mapping that an address is in.
+    #[inline]
+    fn around(&mut self, current: &Current<'_>, addr: u64) -> Result<Range> {
+        if let Some(range) = find(&self.known, addr) {
+            return Ok(range);
+        }
+        let mut range = ask(current, addr, 0)?;
+        // Of mapped memory the driver tells the reserved range, in which anything may be mapped.
+        let bounds = (range.start, range.end);
+        if let Some((start, end, usable)) = memory::mapping(current, addr, bounds) {
+            let reach = if usable { Reach::Yes } else { Reach::No };
+            range = Range {
+                start,
+                end,
+                reach,
+                mapped: true,
+                ..range
+            };
+        }
+        insert(&mut self.known, range);
+        find(&self.known, addr).ok_or(GpuError::UnknownMemory { addr, len: 0 })
     }
 }
 
@@ -181,10 +194,10 @@ fn lies_in(addr: u64, len: u64, (start, end): (u64, u64)) -> bool {
 }
 
 #[inline]
-fn find(known: &[Range], addr: u64, len: u64) -> Option<Range> {
+fn find(known: &[Range], addr: u64) -> Option<Range> {
     let after = known.partition_point(|r| r.start <= addr);
     let range = known.get(after.checked_sub(1)?)?;
-    lies_in(addr, len, (range.start, range.end)).then_some(*range)
+    (addr < range.end).then_some(*range)
 }
 
 fn insert(known: &mut Vec<Range>, range: Range) {
@@ -262,7 +275,6 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let reach = match place {
         _ if for_kernels != addr => Reach::No,
         Place::Host => Reach::Yes,
-        Place::Device(_) if memory::is_mapped(current, addr) => Reach::Mapped,
         // What `cuMemAlloc` makes its own GPU reaches; another's only where peer access was enabled, which the driver does not say.
         Place::Device(ordinal) if ordinal == current.device() => Reach::Yes,
         Place::Device(_) => Reach::No,
@@ -272,6 +284,7 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
         end: start.saturating_add(size as u64),
         place,
         reach,
+        mapped: false,
     })
 }
 
@@ -282,40 +295,43 @@ mod tests {
     fn known(ranges: &[(u64, u64, Place)]) -> Vec<Range> {
         let mut known = Vec::new();
         for &(start, end, place) in ranges {
-            let reach = Reach::Yes;
-            insert(
-                &mut known,
-                Range {
-                    start,
-                    end,
-                    place,
-                    reach,
-                },
-            );
+            let range = Range {
+                start,
+                end,
+                place,
+                reach: Reach::Yes,
+                mapped: false,
+            };
+            insert(&mut known, range);
         }
         known
     }
 
-    fn place(known: &[Range], addr: u64, len: u64) -> Option<Place> {
-        find(known, addr, len).map(|r| r.place)
+    fn place(known: &[Range], addr: u64) -> Option<Place> {
+        find(known, addr).map(|r| r.place)
     }
 
     #[test]
-    fn finds_only_what_lies_inside_one_allocation() {
+    fn finds_what_an_address_is_in() {
         let known = known(&[(200, 300, Place::Device(0)), (100, 200, Place::Host)]);
-        assert_eq!(place(&known, 100, 100), Some(Place::Host));
-        assert_eq!(place(&known, 199, 1), Some(Place::Host));
-        assert_eq!(place(&known, 200, 0), Some(Place::Device(0)));
-        assert_eq!(place(&known, 200, 100), Some(Place::Device(0)));
-        for (addr, len) in [
-            (99, 1),
-            (150, 51),
-            (199, 2),
-            (250, 51),
-            (300, 0),
-            (u64::MAX, 2),
+        for addr in [100, 199] {
+            assert_eq!(place(&known, addr), Some(Place::Host));
+        }
+        for addr in [200, 299] {
+            assert_eq!(place(&known, addr), Some(Place::Device(0)));
+        }
+        for addr in [0, 99, 300, u64::MAX] {
+            assert_eq!(place(&known, addr), None, "{addr}");
+        }
+        for (addr, len, inside) in [
+            (100, 100, true),
+            (100, 101, false),
+            (199, 1, true),
+            (200, 0, false),
+            (99, 1, false),
+            (150, u64::MAX, false),
         ] {
-            assert_eq!(place(&known, addr, len), None, "{addr}+{len}");
+            assert_eq!(lies_in(addr, len, (100, 200)), inside, "{addr}+{len}");
         }
     }
 
@@ -326,8 +342,8 @@ mod tests {
             (200, 300, Place::Host),
             (150, 250, Place::Device(1)),
         ]);
-        assert_eq!(place(&known, 100, 1), None);
-        assert_eq!(place(&known, 299, 1), None);
-        assert_eq!(place(&known, 150, 100), Some(Place::Device(1)));
+        assert_eq!(place(&known, 100), None);
+        assert_eq!(place(&known, 299), None);
+        assert_eq!(place(&known, 150), Some(Place::Device(1)));
     }
 }

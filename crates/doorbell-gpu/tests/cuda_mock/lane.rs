@@ -363,6 +363,39 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
     b.mock.clean();
 }
 
+/// What is mapped side by side in one reserved range need not be in one place.
+#[test]
+fn each_mapping_has_a_place_of_its_own() {
+    const SIZE: usize = 2 << 20;
+    let b = Bench::new("lane_pair");
+    let (mixed, both) = (
+        b.mock.foreign_pair(SIZE, true),
+        b.mock.foreign_pair(SIZE, false),
+    );
+    let d = b.device.device_addr();
+    let copy = |dst, src, len| vec![CopyOp { dst, src, len }; 1];
+    // The host's half first, by which the other must not be judged.
+    b.done(&copy(d, mixed, 8));
+    let second = mixed + SIZE as u64;
+    // SAFETY: refused.
+    let error = unsafe { b.copier.submit(&copy(d, second, 8)) }.unwrap_err();
+    assert!(matches!(error, GpuError::SameGpuCopy { .. }), "{error}");
+    let then = b.counts().0;
+    b.done(&copy(d, second, 8));
+    assert_eq!(b.counts().0, then + 1, "within the GPU by the kernel");
+    // Across the seam: in one place it is a range like any, in two it is none.
+    // SAFETY: refused.
+    let error = unsafe { b.copier.submit(&copy(d, second - 8, 16)) }.unwrap_err();
+    assert!(matches!(error, GpuError::UnknownMemory { .. }), "{error}");
+    // SAFETY: a buffer and mappings that outlive the copy.
+    let ticket = unsafe {
+        let (host, seam) = (b.host.device_addr(), both + SIZE as u64 - 8);
+        b.copier.submit(&copy(host, seam, 16))
+    };
+    b.copier.wait(ticket.unwrap(), LONG).unwrap();
+    b.mock.clean();
+}
+
 #[test]
 fn a_gpu_closes_though_a_launch_has_not_started() {
     let b = Bench::new("lane_close");

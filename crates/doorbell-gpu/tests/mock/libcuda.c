@@ -172,6 +172,21 @@ static P foreign(size_t size, int device, int vmm) {
     pthread_mutex_unlock(&lock);
     return p;
 }
+/* Two mappings side by side in one reservation, the first of host memory if `host`. */
+P mock_foreign_pair(size_t size, int host) {
+    pthread_mutex_lock(&lock);
+    size_t pad = 64 << 20;
+    P at = (P)mmap(0, 2 * size + 2 * pad + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    at = (at + pad + (2 << 20) - 1) & ~(P)((2 << 20) - 1);
+    for (int i = 0; i < 2; i++) {
+        map(at + i * size, size, memory(size), 1);
+        ranges[range_count - 1].pad = pad;
+        ranges[range_count - 1].device = 0;
+        if (host && !i) ranges[range_count - 1].type = 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return at;
+}
 P mock_foreign_alloc(size_t size, int device) { return foreign(size, device, 0); }
 P mock_foreign_vmm(size_t size, int device) { return foreign(size, device, 1); }
 
@@ -348,10 +363,21 @@ R cuMemHostRegister_v2(void *p, size_t size, unsigned flags) {
 }
 R cuMemHostUnregister(void *p) { ENTER; return gone((P)p, "memory unregistered while a kernel runs"); }
 
+/* Wholly in memory: in one range, or in mappings side by side. */
+static int inside(P at, size_t size) {
+    for (struct range *r = find(at); r; at = r->start + r->size, r = find(at)) {
+        size_t here = r->start + r->size - at;
+        if (here >= size) return 1;
+        if (!r->vmm) return 0;
+        size -= here;
+    }
+    return 0;
+}
+
 static R copy(P d, P s, size_t size, struct stream *st) {
     struct range *a = find(d), *b = find(s);
     if (!st) violate("a copy on the legacy stream");
-    if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a copy outside memory"); return INVALID; }
+    if (!inside(d, size) || !inside(s, size)) { violate("a copy outside memory"); return INVALID; }
     if (a->type == 2 && b->type == 2 && a->device == b->device) violate("a copy within one GPU");
     if (a->type == 1 && b->type == 1) violate("a copy from host to host");
     memcpy((void *)d, (void *)s, size);

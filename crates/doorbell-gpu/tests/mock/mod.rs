@@ -68,6 +68,12 @@ impl Mock {
         unsafe { self.library.get::<Alloc>(b"mock_foreign_vmm").unwrap()(size, device) }
     }
 
+    pub(crate) fn foreign_pair(&self, size: usize, host: bool) -> u64 {
+        type Alloc = unsafe extern "C" fn(usize, c_int) -> u64;
+        // SAFETY: the function's type in the source.
+        unsafe { self.library.get::<Alloc>(b"mock_foreign_pair").unwrap()(size, host.into()) }
+    }
+
     /// Nothing went wrong, and the thread is as it was.
     pub(crate) fn clean(&self) {
         // SAFETY: the function's type in the source; the text is static.
