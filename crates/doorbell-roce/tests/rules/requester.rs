@@ -89,6 +89,37 @@ fn an_answer_is_asked_for_where_sending_stops() {
     assert_eq!(rig.psns(), (P + 64..P + 80).collect::<Vec<_>>());
 }
 
+/// Where packets are long, bytes are what a buffer holds: sending stops at as many, having asked, and small messages are not counted as long ones.
+#[test]
+fn bytes_under_way_are_bounded() {
+    let config = Config {
+        window: 64,
+        window_bytes: 8 * 256,
+        ..config()
+    };
+    let mut rig = Rig::with(&config);
+    rig.post(0, WRITE, &[1; 20 * 256]);
+    let sent = rig.take_all();
+    let asking: Vec<_> = (0..sent.len()).filter(|n| asks(&sent[*n])).collect();
+    assert_eq!((sent.len(), asking), (8, vec![1, 3, 5, 7]));
+    rig.give(&answer(ACK, P + 1));
+    assert_eq!(rig.psns(), [P + 8, P + 9]);
+    // The last packet may reach beyond them.
+    let mut rig = Rig::with(&config);
+    rig.post(0, WRITE, &[1; 7 * 256 + 8]);
+    for token in 1..100 {
+        rig.post(token, WRITE, &[1; 8]);
+    }
+    let sent = rig.take_all();
+    assert_eq!(sent.len(), 8 + 31, "248 bytes in messages of 8");
+    assert!(asks(&sent[38]));
+    // A READ is asked for in pieces of a quarter of them.
+    let mut rig = Rig::with(&config);
+    rig.post(0, READ, &[0; 20 * 256]);
+    let asked: Vec<_> = rig.take_all().iter().map(|bytes| psn(bytes)).collect();
+    assert_eq!(asked, [P, P + 2, P + 4, P + 6]);
+}
+
 /// Payload is lent for the first sending of a packet, if that ends without padding; what is sent again is copied, and the packets are the same.
 #[test]
 fn payload_is_lent_once() {
