@@ -202,6 +202,8 @@ int start(int argc, char** argv, Body body) {
   }
   if (shared->failures)
     printf("%d check(s) FAILED\n", shared->failures);
+  else if (worst)
+    printf("a rank ended with %d: see its FAILED line\n", worst);
   else
     printf("all checks passed\n");
   return shared->failures ? 1 : worst;
