@@ -41,6 +41,10 @@ use std::sync::Arc;
 
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use args::{Cli, Command};
 
@@ -82,15 +86,15 @@ fn main() -> ExitCode {
         .is_some_and(|word| word == "peer")
     {
         let args = args::PeerArgs::parse_from(std::env::args_os().skip(1));
-        log("warn");
+        log("warn", false);
         return status(perf::peer::serve(&args).map(|()| Ended::Well));
     }
     let cli = Cli::parse();
     // What an explanation provokes is on its page.
-    log(match &cli.command {
-        Command::Explain(_) => "error",
-        _ => "warn",
-    });
+    match &cli.command {
+        Command::Explain(_) => log("error", false),
+        command => log("warn", matches!(command, Command::Hwtest(_))),
+    }
     status(run(&cli.command))
 }
 
@@ -171,8 +175,8 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     text
 }
 
-/// Warnings, or whatever is `usual`, go to standard error; `DOORBELL_LOG` asks for more.
-fn log(usual: &str) {
+/// Warnings, or whatever is `usual`, go to standard error; `DOORBELL_LOG` asks for more. Whoever is to `keep` them has them in its results, too.
+fn log(usual: &str, keep: bool) {
     let asked = std::env::var_os("DOORBELL_LOG").unwrap_or_default();
     let filter = filter(&asked.to_string_lossy(), usual).unwrap_or_else(|why| {
         complain(&format!(
@@ -181,13 +185,21 @@ fn log(usual: &str) {
         ));
         EnvFilter::new(usual)
     });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let shown = tracing_subscriber::fmt::layer()
         .with_writer(|| progress::Log)
         .with_ansi(is_styled(&std::io::stderr()))
         .with_target(false)
         .without_time()
-        .init();
+        .with_filter(filter);
+    let kept = keep.then(|| {
+        tracing_subscriber::fmt::layer()
+            .with_writer(|| hwtest::heard::Heard)
+            .with_ansi(false)
+            .with_target(false)
+            .without_time()
+            .with_filter(LevelFilter::WARN)
+    });
+    tracing_subscriber::registry().with(shown).with(kept).init();
 }
 
 /// What `DOORBELL_LOG` asks for. A word alone that is no level would be the name of a crate, all of which is shown and nothing else: so every

@@ -1,5 +1,6 @@
 //! `doorbell hwtest` with a device in memory: what it finds, what it writes whatever comes of it, and what it says of what stands in the way.
 
+use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -207,7 +208,14 @@ fn a_device_that_is_not_there_is_told_with_those_that_are() {
         "",
         &[&SHORT[..], &["--device", "mlx5_7", "--device", "mock1"]].concat(),
     );
-    assert_eq!(run.status, Some(0), "{}", run.said);
+    // The other was tested, and what was asked for was not.
+    assert_eq!(run.status, Some(3), "{}", run.said);
+    assert!(
+        run.page
+            .contains("all 10 steps and measurements went well; mlx5_7 was asked for and NOT TESTED: there is no such device"),
+        "{}",
+        run.page
+    );
     assert!(
         run.page.contains("not tested: there is no such device"),
         "{}",
@@ -262,15 +270,246 @@ fn the_reason_is_the_same_wherever_a_device_is_asked_for() {
 }
 
 #[test]
-fn a_second_host_that_does_not_answer_is_said_first() {
-    let run = hwtest("", &[&SHORT[..], &["--peer", "127.0.0.1:1"]].concat());
-    assert_eq!(run.status, Some(1), "{}", run.said);
+fn a_second_host_that_does_not_answer_is_said_once_and_this_one_is_tested_all_the_same() {
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mute = mute.local_addr().expect("its address").to_string();
+    for peer in ["127.0.0.1:1", &mute] {
+        let args = ["--no-perf", "--signals", "500", "--timeout", "2"];
+        let run = hwtest("", &[&args[..], &["--peer", peer]].concat());
+        assert_eq!(run.status, Some(4), "{}", run.said);
+        let device = &run.json["devices"][0];
+        assert_eq!(device["steps"].as_array().expect("steps").len(), 10);
+        assert_eq!(device["to_peer"], Value::Array(Vec::new()));
+        assert!(run.json["peer"]["why"].is_string(), "{}", run.json);
+        for words in [
+            format!("all 10 steps and measurements went well; second host {peer}: not reached: "),
+            "nothing measured; to a second host: not reached: ".to_owned(),
+        ] {
+            assert!(run.page.contains(&words), "{words}: {}", run.page);
+        }
+        assert!(!run.page.contains("FAILED"), "{}", run.page);
+    }
+}
+
+/// `doorbell serve` over a device of that kind, and what it said by its end.
+fn beside_a_server(kind: &str, run: impl FnOnce(&str) -> Run) -> (Run, String) {
+    let mut server = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+        .args(["serve", "--listen", "127.0.0.1:0", "--port", "verbs:mock1"])
+        .args(["--gpu", "host", "--timeout", "5"])
+        .env("DOORBELL_IBVERBS", library())
+        .env("MOCK_RDMA", kind)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = std::io::BufReader::new(server.stdout.take().expect("its output")).lines();
+    let first = lines.next().expect("a line").expect("text");
+    let at = first
+        .split("listening on TCP ")
+        .nth(1)
+        .and_then(|rest| rest.split(';').next())
+        .unwrap_or_else(|| panic!("{first}"))
+        .to_owned();
+    let ran = run(&at);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
+    let said: Vec<String> = lines.map_while(Result::ok).collect();
+    server.wait().expect("its end");
+    (ran, said.join("\n"))
+}
+
+#[test]
+fn a_second_host_is_greeted_once_and_what_goes_wrong_to_it_is_kept_apart() {
+    // Devices in memory reach queue pairs of their own process only, so the steps to the second host fail, and those here do not.
+    let args = ["--no-perf", "--signals", "100", "--timeout", "5"];
+    let (run, served) = beside_a_server("", |at| {
+        hwtest("noatomics", &[&args[..], &["--peer", at]].concat())
+    });
+    assert_eq!(run.status, Some(4), "{}", run.said);
     assert!(
-        run.page.contains("start `doorbell serve` there"),
+        run.json["peer"]["says"]
+            .as_str()
+            .expect("who it is")
+            .contains("(doorbell "),
+        "{}",
+        run.json
+    );
+    let device = &run.json["devices"][0];
+    assert!(
+        device["steps"]
+            .as_array()
+            .expect("steps")
+            .iter()
+            .all(|s| s["ok"] == true),
         "{}",
         run.page
     );
-    assert_eq!(run.json["devices"][0]["steps"], Value::Array(Vec::new()));
+    // Of six, two take atomics, and are left out with the reason.
+    assert_eq!(device["to_peer"].as_array().expect("steps").len(), 4);
+    let left_out = device["left_out"].as_array().expect("a list");
+    for (out, what) in left_out.iter().zip(["atomics to ", "signals to "]) {
+        assert!(
+            out["what"].as_str().expect("what").starts_with(what),
+            "{out}"
+        );
+        assert_eq!(out["why"], "this device has no atomics");
+    }
+    assert_eq!(left_out.len(), 2);
+    assert!(
+        run.page
+            .contains("every step (10), nothing measured; to a second host: 4 of 4 steps failed"),
+        "{}",
+        run.page
+    );
+    assert!(
+        served.contains("hwtest over verbs") && served.contains("client 1: done"),
+        "{served}"
+    );
+    assert!(!served.contains("lost"), "{served}");
+}
+
+#[test]
+fn a_device_without_atomics_takes_every_step() {
+    let args = ["--signals", "100", "--timeout", "2", "--perf-time", "0.001"];
+    let run = hwtest("noatomics", &args);
+    let device = &run.json["devices"][0];
+    let said = |name: &str| {
+        let list = device["left_out"].as_array().expect("a list");
+        let found = list.iter().find(|o| o["what"] == name).expect(name);
+        found["why"].as_str().expect("why").to_owned()
+    };
+    for name in ["atomic-rate", "signal-lat --size 8"] {
+        assert_eq!(said(name), "this device has no atomics", "{}", run.page);
+        assert!(
+            run.said.contains(&format!("left out {name}: ")),
+            "{}",
+            run.said
+        );
+    }
+    assert!(
+        said("put-lat --size 8").contains("took the time"),
+        "{}",
+        run.page
+    );
+    assert!(
+        device["steps"]
+            .as_array()
+            .expect("steps")
+            .iter()
+            .all(|s| s["ok"] == true),
+        "{}",
+        run.page
+    );
+}
+
+#[test]
+fn a_cable_that_is_pulled_is_the_cause_of_what_fails_from_then_on() {
+    let run = hwtest("falls", &["--signals", "100000", "--timeout", "1"]);
+    assert_eq!(run.status, Some(3), "{}", run.said);
+    let device = &run.json["devices"][0];
+    let steps = device["steps"].as_array().expect("steps");
+    let bad: Vec<_> = steps.iter().filter(|s| s["ok"] == false).collect();
+    assert!(steps.len() == 10 && bad.len() >= 8, "{}", run.page);
+    let down = "port 1 of RDMA device mock1 is down, not active";
+    for step in &bad {
+        assert!(
+            step["said"].as_str().expect("words").contains(down),
+            "{}",
+            run.page
+        );
+    }
+    let first = bad[0]["said"].as_str().expect("words");
+    assert!(first.starts_with(down), "{first}");
+    let log = bad[0]["output"].as_str().expect("what the log said");
+    assert!(
+        log.contains("WARN verbs:mock1:1: port 1 went down"),
+        "{log}"
+    );
+    assert!(
+        bad[1]["said"]
+            .as_str()
+            .expect("words")
+            .starts_with("not tried: "),
+        "{}",
+        run.page
+    );
+    for failed in device["failed"].as_array().expect("a list") {
+        let why = failed["why"].as_str().expect("why");
+        assert!(why.contains(down), "{why}");
+    }
+    assert!(
+        !run.page.contains("give the port's network interface"),
+        "{}",
+        run.page
+    );
+}
+
+#[test]
+fn a_device_that_is_slow_does_not_fail_and_a_whole_that_takes_too_long_is_cut() {
+    // It stands still for five times a second, longer in all than one time-out.
+    let slow = hwtest(
+        "slow",
+        &["--no-perf", "--signals", "100000", "--timeout", "3"],
+    );
+    assert_eq!(slow.status, Some(0), "{}", slow.said);
+    let steps = slow.json["devices"][0]["steps"].as_array().expect("steps");
+    let millis: u64 = steps.iter().filter_map(|s| s["millis"].as_u64()).sum();
+    assert!(millis > 5000, "{}", slow.page);
+    let cut = hwtest("", &["--no-perf", "--signals", "10000000", "--time", "3"]);
+    assert_eq!(cut.status, Some(0), "{}", cut.said);
+    assert!(
+        cut.page
+            .contains("signals, as many as there was time for, each once"),
+        "{}",
+        cut.page
+    );
+    let none = hwtest("", &["--signals", "10", "--time", "0.000001"]);
+    let device = &none.json["devices"][0];
+    assert_eq!(device["steps"].as_array().expect("steps").len(), 1);
+    assert!(device["left_out"].as_array().expect("a list").len() > 9);
+    assert!(
+        none.page.contains("1 of 10 steps, the others left out"),
+        "{}",
+        none.page
+    );
+}
+
+#[test]
+fn what_is_set_wrong_is_said_before_anything_begins_and_what_is_set_is_recorded() {
+    for (name, value, words) in [
+        ("DOORBELL_ROCE_MTU", "abc", "DOORBELL_ROCE_MTU"),
+        ("DOORBELL_FAULT", "x", "DOORBELL_FAULT"),
+        ("DOORBELL_FAULT", "wqe=1: drop-doorbell", "unset it"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let output = command("", folder.path())
+            .args(SHORT)
+            .env(name, value)
+            .output()
+            .expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).contains(words), "{}", text(&output));
+        assert!(!folder.path().join("doorbell-hwtest.json").exists());
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = command("", folder.path())
+        .args(
+            [&SHORT[..], &["--signals", "10000001"]]
+                .concat()
+                .iter()
+                .skip(3),
+        )
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("10000000"), "{}", text(&output));
+    let output = command("", folder.path())
+        .args([&SHORT[..], &["--json", "-"]].concat())
+        .env("DOORBELL_ROCE_MTU", "1024")
+        .output()
+        .expect("it runs");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(json["devices"][0]["mtu"], 1024);
+    assert_eq!(json["host"]["variables"]["DOORBELL_ROCE_MTU"], "1024");
 }
 
 #[test]
@@ -302,7 +541,7 @@ fn a_dash_is_standard_output() {
         .output()
         .expect("it runs");
     let json: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
-    assert_eq!(json["schema"], "doorbell-hwtest/3");
+    assert_eq!(json["schema"], "doorbell-hwtest/4");
     assert!(folder.path().join("doorbell-hwtest.txt").exists());
     assert!(!folder.path().join("-").exists());
     let both = command("", folder.path())

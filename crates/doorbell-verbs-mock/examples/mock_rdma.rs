@@ -6,18 +6,33 @@
 //! DOORBELL_IBVERBS=$L DOORBELL_LIBEFA=$L MOCK_RDMA=efa doorbell hwtest --device mock1
 //! ```
 //! It lists one device, `mock1`, which `MOCK_RDMA` makes an EFA (`efa`), an InfiniBand or iWARP one (`infiniband`, `iwarp`), one whose port is
-//! `down`, one that may not be opened (`locked`), one without a way to any peer (`unreachable`), or `none`; else it has RC over Ethernet. The device reaches queue pairs of its own process only.
+//! `down`, one that may not be opened (`locked`), one without a way to any peer (`unreachable`), one without atomics (`noatomics`), one whose cable is pulled after some
+//! requests (`falls`), one that stands still for five times a second (`slow`), or `none`; else it has RC over Ethernet. The device reaches queue pairs of its own process
+//! only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use doorbell_verbs::Api;
 use doorbell_verbs::abi::*;
 use doorbell_verbs::efa::abi::{RawEfaAttr, RawEfaQpInit};
 use doorbell_verbs_mock::{Config, Mock, Srd, efa_api};
 
+static LIBRARY: OnceLock<(Mock, Api)> = OnceLock::new();
+
+fn device() -> &'static Mock {
+    &LIBRARY.wait().0
+}
+
+/// Waits until the device was given so many requests.
+fn after(requests: u64) {
+    while device().counts().requests < requests {
+        std::thread::yield_now();
+    }
+}
+
 fn api() -> &'static Api {
-    static LIBRARY: OnceLock<(Mock, Api)> = OnceLock::new();
     let made = LIBRARY.get_or_init(|| {
         let kind = std::env::var("MOCK_RDMA").unwrap_or_default();
         let is = |name| kind == name;
@@ -26,6 +41,7 @@ fn api() -> &'static Api {
             infiniband: is("infiniband"),
             iwarp: is("iwarp"),
             active: !is("down"),
+            atomics: !is("noatomics"),
             refuse_open: if is("locked") { libc::EACCES } else { 0 },
             ..Config::default()
         });
@@ -34,6 +50,22 @@ fn api() -> &'static Api {
         }
         if is("none") {
             mock.remove();
+        }
+        if is("falls") {
+            std::thread::spawn(|| {
+                after(60);
+                device().pull_cable();
+            });
+        }
+        if is("slow") {
+            std::thread::spawn(|| {
+                for _ in 0..5 {
+                    after(device().counts().requests + 50);
+                    device().stall(true);
+                    std::thread::sleep(Duration::from_secs(1));
+                    device().stall(false);
+                }
+            });
         }
         let api = *mock.verbs().api();
         (mock, api)

@@ -210,6 +210,16 @@ impl Mock {
         self.with(|d| d.config.active = active);
     }
 
+    /// The port goes down with the event for it: nothing is carried out, and no way leads anywhere.
+    pub fn pull_cable(&self) {
+        self.with(|d| {
+            d.config.active = false;
+            d.stall = true;
+            d.refuse_rtr = Some(libc::ENETUNREACH);
+            d.raise(doorbell_verbs::abi::event_type::PORT_ERR, 1);
+        });
+    }
+
     /// An event about a queue pair ([`doorbell_verbs::abi::event_type`]).
     pub fn raise(&self, event: u32, qpn: u32) {
         let mut world = world();

@@ -1,15 +1,10 @@
 //! What there is to test, and what stands in the way of all of it: found before anything is tried, so that the first thing said is the cause.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use doorbell::{Rdma, RdmaPort};
 
 use super::DeviceResult;
 use super::system::{Hardware, Library};
-
-/// A second host answers within this, or is said not to.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The library, and every port that was asked for, or that there is; those that cannot be tested say why.
 pub(super) fn devices(wanted: &[String]) -> Result<(Library, Vec<DeviceResult>)> {
@@ -121,15 +116,6 @@ pub(super) fn nothing(library: &Library, devices: &[DeviceResult]) -> Option<Str
     })
 }
 
-/// Why the second host cannot be reached, if that is so.
-pub(super) fn unreachable(peer: &str) -> Option<String> {
-    let error = doorbell::Line::dial(peer, PATIENCE).err()?;
-    Some(format!(
-        "the second host does not answer: {}: start `doorbell serve` there, or leave out --peer",
-        crate::words(&error.into())
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,20 +144,5 @@ mod tests {
         assert_eq!(nothing(&library, &one), None);
         let missing = Library::missing("install rdma-core");
         assert_eq!(nothing(&missing, &[]).unwrap(), "install rdma-core");
-    }
-
-    #[test]
-    fn a_second_host_that_is_not_there_is_said_before_anything_is_tried() {
-        // Nobody listens on a port that was just given back.
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let why = unreachable(&format!("127.0.0.1:{port}")).unwrap();
-        assert!(why.contains("doorbell serve"), "{why}");
-        let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listening.local_addr().unwrap().to_string();
-        assert_eq!(unreachable(&at), None);
     }
 }

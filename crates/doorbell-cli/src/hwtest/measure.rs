@@ -1,11 +1,12 @@
 //! What `doorbell perf` says of a device: this very program, run once for each test, every byte checked.
 
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::{Failed, HwtestArgs, Measured, Results, Step, page};
+use super::{Failed, HwtestArgs, LeftOut, Measured, Results, Step, heard, page, port};
 use crate::schema::{Outcome, Report};
 
 /// A test: its arguments, and whose kernels post (`host` or `cuda`).
@@ -24,6 +25,11 @@ const fn cuda(words: &'static [&'static str]) -> Test {
 }
 
 impl Test {
+    /// It adds at the target, which takes a device that does.
+    fn is_atomic(self) -> bool {
+        matches!(self.words, ["atomic-rate" | "signal-lat", ..])
+    }
+
     /// Its command, and whose kernels post where those are a GPU's.
     fn label(self) -> String {
         let by = match self.gpu {
@@ -64,8 +70,10 @@ const BY_CUDA: [Test; 2] = [
     cuda(&["put-bw", "--size", "8,64K"]),
     cuda(&["put-lat", "--size", "8"]),
 ];
+/// Steps to a second host.
+pub(super) const STEPS: usize = 6;
 /// To a second host: each operation once.
-const THERE: [(&str, Test); 6] = [
+const THERE: [(&str, Test); STEPS] = [
     ("puts", host(&["put-bw", "--size", "8,64K,1M"])),
     ("gets", host(&["get-bw", "--size", "8,64K"])),
     ("messages", host(&["send-bw", "--size", "4K"])),
@@ -84,53 +92,80 @@ enum How<'a> {
     Checked(&'a str),
 }
 
+/// Why what is atomic is left out.
+const NO_ATOMICS: &str = "this device has no atomics";
+
 /// Each operation to the second host: steps, and figures with them if those are asked for.
 pub(super) fn to_peer(
     args: &HwtestArgs,
     results: &mut Results,
     at: usize,
-    peer: &str,
+    until: Instant,
 ) -> Result<()> {
-    let budget = Budget::new(args.perf_time / 2);
+    let spent = until.min(Instant::now() + args.perf_time / 2);
+    let port = results.devices[at].port.clone();
+    let mut watched = port::Watched::new(&port);
     for (name, test) in THERE {
-        let device = &results.devices[at];
-        if name == "atomics" && !device.atomics {
+        let Some(peer) = results.peer.clone() else {
+            return Ok(());
+        };
+        let name = format!("{name} to {}", peer.name);
+        let device = &mut results.devices[at];
+        let left_out = match (&peer.why, test.is_atomic() && !device.atomics) {
+            (Some(why), _) => Some(LeftOut::new(name.clone(), format!("second host: {why}"))),
+            (None, true) => Some(LeftOut::new(name.clone(), NO_ATOMICS)),
+            (None, false) if Instant::now() >= until => Some(LeftOut::for_time(name.clone())),
+            (None, false) => None,
+        };
+        if let Some(left_out) = left_out {
+            device.left_out.push(left_out);
             continue;
         }
-        let how = match args.no_perf || budget.is_spent() {
-            true => How::Checked(peer),
-            false => How::Measured(Some(peer)),
+        let measured = !args.no_perf && Instant::now() < spent;
+        let how = match measured {
+            true => How::Measured(Some(&peer.name)),
+            false => How::Checked(&peer.name),
         };
         let started = Instant::now();
-        let (ran, measured) = (
-            one(args, &device.port, test, &how),
-            matches!(how, How::Measured(_)),
-        );
-        let name = format!("{name} to {peer}");
+        let ran = match watched.still_down() {
+            Some(why) => Err(Ended::Failed {
+                why: format!("not tried: {why}"),
+                output: None,
+            }),
+            None => one(args, &port, test, &how, until, &mut watched),
+        };
         let millis = started.elapsed().as_millis() as u64;
         let step = match &ran {
-            Ok(rows) => Step {
+            Ok(Ran { rows, warned }) => Step {
                 name,
                 said: match rows.len() {
                     1 => "every byte as it should be".to_owned(),
                     n => format!("{n} sizes, every byte as it should be"),
                 },
-                output: None,
+                output: warned.clone(),
                 ok: true,
                 millis,
             },
-            Err(output) => Step {
+            Err(Ended::TimeUp) => {
+                device.left_out.push(LeftOut::for_time(name));
+                continue;
+            }
+            Err(Ended::Failed { why, output }) => Step {
                 name,
-                said: line_of(output),
-                output: Some(output.clone()),
+                said: why.clone(),
+                output: output.clone(),
                 ok: false,
                 millis,
             },
         };
         args.say(&page::step(&step));
-        results.devices[at].steps.push(step);
-        if let (Ok(rows), true) = (ran, measured) {
-            keep(args, results, at, rows, Some(peer));
+        // Whoever is gone is not waited for again and again.
+        if let (false, Some(peer)) = (step.ok, &mut results.peer) {
+            peer.greet_again(args.timeout);
+        }
+        results.devices[at].to_peer.push(step);
+        if let (Ok(ran), true) = (ran, measured) {
+            keep(args, results, at, ran, Some(&peer.name));
         }
         results.save(args)?;
     }
@@ -138,31 +173,51 @@ pub(super) fn to_peer(
 }
 
 /// The measurements between two processes of this host; what the GPU's own kernels post, where there is one.
-pub(super) fn here(args: &HwtestArgs, results: &mut Results, at: usize) -> Result<()> {
-    let budget = Budget::new(args.perf_time);
+pub(super) fn here(
+    args: &HwtestArgs,
+    results: &mut Results,
+    at: usize,
+    until: Instant,
+) -> Result<()> {
+    let spent = until.min(Instant::now() + args.perf_time);
     let by_cuda = BY_CUDA.iter().filter(|_| results.host.gpu.is_some());
     let tests: Vec<Test> = HERE.iter().chain(by_cuda).copied().collect();
+    let port = results.devices[at].port.clone();
+    let mut watched = port::Watched::new(&port);
     for test in tests {
-        if test.words == ["atomic-rate"] && !results.devices[at].atomics {
-            continue;
-        }
         let device = &mut results.devices[at];
-        if budget.is_spent() {
-            device.left_out.push(test.label());
+        if test.is_atomic() && !device.atomics {
+            device.left_out.push(LeftOut::new(test.label(), NO_ATOMICS));
             continue;
         }
-        match one(args, &device.port, test, &How::Measured(None)) {
-            Ok(rows) => keep(args, results, at, rows, None),
-            Err(output) => {
-                let (what, why) = (test.label(), line_of(&output));
+        if Instant::now() >= spent {
+            device.left_out.push(LeftOut::for_time(test.label()));
+            continue;
+        }
+        let ran = match watched.still_down() {
+            Some(why) => Err(Ended::Failed {
+                why: format!("not tried: {why}"),
+                output: None,
+            }),
+            None => one(args, &port, test, &How::Measured(None), until, &mut watched),
+        };
+        match ran {
+            Ok(ran) => keep(args, results, at, ran, None),
+            Err(Ended::TimeUp) => device.left_out.push(LeftOut::for_time(test.label())),
+            Err(Ended::Failed { why, output }) => {
+                let what = test.label();
                 args.say(&format!("  FAILED  {what}: {why}"));
-                device.failed.push(Failed { what, why, output });
+                device.failed.push(Failed {
+                    what,
+                    why,
+                    output: output.unwrap_or_default(),
+                });
             }
         }
         results.save(args)?;
     }
     if results.host.gpu.is_some() {
-        let said = gpu_memory(args, &results.devices[at].port);
+        let said = gpu_memory(args, &port, until);
         args.say(&format!("  GPU memory: {said}"));
         results.devices[at].gpu_memory = Some(said);
     }
@@ -170,7 +225,7 @@ pub(super) fn here(args: &HwtestArgs, results: &mut Results, at: usize) -> Resul
 }
 
 /// Does the device move GPU memory by itself? A test of its own: without that, payloads in host memory still go.
-fn gpu_memory(args: &HwtestArgs, port: &str) -> String {
+fn gpu_memory(args: &HwtestArgs, port: &str, until: Instant) -> String {
     let test = cuda(&[
         "put-bw",
         "--size",
@@ -180,27 +235,76 @@ fn gpu_memory(args: &HwtestArgs, port: &str) -> String {
         "--local-mem",
         "gpu",
     ]);
-    match one(args, port, test, &How::Measured(None)) {
+    let mut watched = port::Watched::new(port);
+    match one(args, port, test, &How::Measured(None), until, &mut watched) {
         Ok(_) => "reached".to_owned(),
-        Err(output) => line_of(&output),
+        Err(Ended::TimeUp) => "not tried: the others took the time".to_owned(),
+        Err(Ended::Failed { why, .. }) => why,
     }
 }
 
-fn keep(args: &HwtestArgs, results: &mut Results, at: usize, rows: Vec<Outcome>, to: Option<&str>) {
-    for outcome in rows {
-        let to = to.map(str::to_owned);
-        let row = Measured { to, outcome };
+fn keep(args: &HwtestArgs, results: &mut Results, at: usize, ran: Ran, to: Option<&str>) {
+    let mut output = ran.warned;
+    for outcome in ran.rows {
+        let row = Measured {
+            to: to.map(str::to_owned),
+            output: output.take(),
+            outcome,
+        };
         args.say(&page::row(&row));
         results.devices[at].perf.push(row);
     }
 }
 
-/// Runs one; on failure, all that it said.
-fn one(args: &HwtestArgs, port: &str, test: Test, how: &How<'_>) -> Result<Vec<Outcome>, String> {
-    run(args, port, test, how).map_err(|e| crate::words(&e))
+/// What a run gave.
+struct Ran {
+    rows: Vec<Outcome>,
+    /// Warnings on the way.
+    warned: Option<String>,
 }
 
-fn run(args: &HwtestArgs, port: &str, test: Test, how: &How<'_>) -> Result<Vec<Outcome>> {
+/// How one ended that gave nothing.
+enum Ended {
+    /// It was ended, since the time of the whole is up.
+    TimeUp,
+    Failed {
+        /// In a line; the port's words where that is not up any more.
+        why: String,
+        /// All that it said.
+        output: Option<String>,
+    },
+}
+
+/// Runs one.
+fn one(
+    args: &HwtestArgs,
+    port: &str,
+    test: Test,
+    how: &How<'_>,
+    until: Instant,
+    watched: &mut port::Watched<'_>,
+) -> Result<Ran, Ended> {
+    match run(args, port, test, how, until) {
+        Ok(Some(ran)) => Ok(ran),
+        Ok(None) => Err(Ended::TimeUp),
+        Err(e) => {
+            let output = crate::words(&e);
+            Err(Ended::Failed {
+                why: watched.because(line_of(&output)),
+                output: Some(output),
+            })
+        }
+    }
+}
+
+/// `None`: the time of the whole was up before it had ended.
+fn run(
+    args: &HwtestArgs,
+    port: &str,
+    test: Test,
+    how: &How<'_>,
+    until: Instant,
+) -> Result<Option<Ran>> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
     command
@@ -223,7 +327,15 @@ fn run(args: &HwtestArgs, port: &str, test: Test, how: &How<'_>) -> Result<Vec<O
     if let Some(peer) = peer {
         command.args(["--connect", peer]);
     }
-    let output = command.output().context("running the measurement")?;
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("running the measurement")?;
+    // What has begun may end, as long as it does not take another's time.
+    let Some(output) = ended_by(child, until + args.timeout)? else {
+        return Ok(None);
+    };
     let said = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(
         output.status.success(),
@@ -232,7 +344,47 @@ fn run(args: &HwtestArgs, port: &str, test: Test, how: &How<'_>) -> Result<Vec<O
         output.status
     );
     let report: Report = serde_json::from_slice(&output.stdout)?;
-    Ok(report.results)
+    Ok(Some(Ran {
+        rows: report.results,
+        warned: heard::lines(&said),
+    }))
+}
+
+/// A program's end and all that it said; `None`: it had not ended by then, and was ended.
+fn ended_by(mut child: Child, by: Instant) -> Result<Option<Output>> {
+    fn all(from: Option<impl Read>) -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        match from {
+            Some(mut from) => from.read_to_end(&mut bytes).map(|_| bytes),
+            None => Ok(bytes),
+        }
+    }
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    std::thread::scope(|scope| {
+        let (out, err) = (scope.spawn(|| all(out)), scope.spawn(|| all(err)));
+        let status = loop {
+            match child.try_wait().context("waiting for the measurement")? {
+                Some(status) => break Some(status),
+                None if Instant::now() >= by => {
+                    // One that has just ended needs no end.
+                    let _ = child.kill();
+                    child.wait().context("ending the measurement")?;
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let read = |bytes: std::thread::Result<std::io::Result<Vec<u8>>>| match bytes {
+            Ok(bytes) => bytes.context("reading what the measurement said"),
+            Err(_) => anyhow::bail!("the thread that reads what the measurement says has panicked"),
+        };
+        let (stdout, stderr) = (read(out.join())?, read(err.join())?);
+        Ok(status.map(|status| Output {
+            status,
+            stdout,
+            stderr,
+        }))
+    })
 }
 
 /// The line of a program's last words that says what went wrong.
@@ -249,23 +401,6 @@ fn line_of(output: &str) -> String {
     own.or(lines.last().copied())
         .unwrap_or("it said nothing")
         .to_owned()
-}
-
-/// How long measuring may go on.
-struct Budget {
-    until: Instant,
-}
-
-impl Budget {
-    fn new(time: Duration) -> Self {
-        Self {
-            until: Instant::now() + time,
-        }
-    }
-
-    fn is_spent(&self) -> bool {
-        Instant::now() >= self.until
-    }
 }
 
 #[cfg(test)]

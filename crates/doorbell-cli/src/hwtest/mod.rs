@@ -5,14 +5,17 @@
 //! It changes nothing on the system: it opens devices, sends between its own queue pairs, and reads files.
 
 mod found;
+pub(crate) mod heard;
 mod measure;
 mod page;
+mod peer;
+mod port;
 mod system;
 mod trial;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -22,7 +25,7 @@ use crate::schema::Outcome;
 use crate::{Ended, WrongArguments, files, lists};
 
 /// The name and version of the result file.
-const SCHEMA: &str = "doorbell-hwtest/3";
+const SCHEMA: &str = "doorbell-hwtest/4";
 
 #[derive(Debug, Args)]
 #[command(after_help = HWTEST)]
@@ -40,31 +43,37 @@ pub(crate) struct HwtestArgs {
     /// Where they go as a page to read; - is standard output
     #[arg(long, value_name = "FILE", default_value = "doorbell-hwtest.txt")]
     page: PathBuf,
-    /// Signals that are counted
-    #[arg(long, value_name = "N", default_value = "1000000")]
+    /// Signals that are counted, 10000000 at most; a slow device counts as many as there is time for
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = clap::value_parser!(u64).range(..=10_000_000))]
     signals: u64,
     /// Correctness only
     #[arg(long)]
     no_perf: bool,
     /// A step fails when nothing happens for this many seconds
-    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "30")]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "10")]
     timeout: Duration,
     /// No measurement of a device begins after this many seconds of measuring; half of it to the second host
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "240")]
     perf_time: Duration,
+    /// No step and no measurement begins after this many seconds, of all devices together; what is left out is named
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds, default_value = "600")]
+    time: Duration,
 }
 
 const HWTEST: &str = "\
-It changes nothing on the system. Some ten minutes for a device. With a second
+It changes nothing on the system. Ten minutes at most (--time). With a second
 host:
   there: doorbell serve          here: doorbell hwtest --peer THAT_HOST
-Please send doorbell-hwtest.json back, above all when something failed, or when
-nothing could be tried: attach it to an issue of the project that you have this
-program from. It names devices, their GIDs (which contain IP addresses), PCI
-numbers, firmware, distribution, kernel, CPU, GPU and drivers, the second host
-as you called it, and of what failed what was said.
+Please send doorbell-hwtest.json and doorbell-hwtest.txt back, above all when
+something failed, or when nothing could be tried: to whoever gave you this
+program, or as an issue of its repository; they are all that is wanted. They
+name devices, their GIDs (which contain IP addresses), PCI numbers, firmware,
+distribution, kernel, CPU, GPU and drivers, the second host as you called it
+and as it calls itself, DOORBELL_* variables, and of what failed what was said.
 Exit status: 0 all well, 1 nothing could be tested or the results not be
-written, 2 wrong arguments, 3 a step or a measurement failed.";
+written, 2 wrong arguments or variables, 3 a step or a measurement failed or a
+device that was asked for was not tested, 4 all well here, and not to the
+second host.";
 
 /// Everything that was found.
 #[derive(Debug, Serialize)]
@@ -77,8 +86,8 @@ struct Results {
     /// Why nothing was tried; null: something was.
     nothing: Option<String>,
     host: system::Host,
-    /// The second host, as it was named.
-    peer: Option<String>,
+    /// The second host.
+    peer: Option<peer::Peer>,
     devices: Vec<DeviceResult>,
 }
 
@@ -86,6 +95,8 @@ struct Results {
 #[derive(Debug, Default, Serialize)]
 struct DeviceResult {
     port: String,
+    /// It was asked for by its name.
+    asked: bool,
     /// Why it was not tested; null: it was.
     skipped: Option<String>,
     firmware: String,
@@ -93,17 +104,20 @@ struct DeviceResult {
     hardware: system::Hardware,
     link_layer: &'static str,
     state: &'static str,
+    /// The path MTU that is used, in bytes.
     mtu: u16,
     max_message: u32,
     atomics: bool,
     /// The one that was used.
     gid: Option<String>,
     steps: Vec<Step>,
+    /// Those to the second host.
+    to_peer: Vec<Step>,
     perf: Vec<Measured>,
     /// Measurements that failed, and how.
     failed: Vec<Failed>,
-    /// Measurements that were left out, since the others took the time.
-    left_out: Vec<String>,
+    /// What was left out, and why.
+    left_out: Vec<LeftOut>,
     /// Whether the device reaches the GPU's memory: `reached`, or why not. Absent without a CUDA GPU.
     gpu_memory: Option<String>,
 }
@@ -114,10 +128,37 @@ struct Step {
     name: String,
     /// What was seen, or what is wrong, in a line.
     said: String,
-    /// All that a program said that this one ran; absent where that is all.
+    /// Warnings and errors of the log, and where a program was run that failed, all that it said; absent where there is none.
     output: Option<String>,
     ok: bool,
     millis: u64,
+}
+
+/// A step or a measurement that was not tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct LeftOut {
+    what: String,
+    why: String,
+}
+
+impl LeftOut {
+    fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+
+    /// The others took the time.
+    fn for_time(what: impl Into<String>) -> Self {
+        Self::new(what, "the others took the time (--time, --perf-time)")
+    }
+}
+
+/// What came of something that was to be tried.
+enum Noted {
+    Step(Step),
+    LeftOut(LeftOut),
 }
 
 /// A measurement that failed.
@@ -136,18 +177,32 @@ struct Failed {
 struct Measured {
     /// The second host; absent between two processes of this one.
     to: Option<String>,
+    /// Warnings of its log, with the first of its rows.
+    output: Option<String>,
     /// As the JSON of `doorbell perf` has it.
     #[serde(flatten)]
     outcome: Outcome,
 }
 
 impl DeviceResult {
+    /// On this host: nothing failed, and what was asked for was tested.
     fn is_well(&self) -> bool {
-        self.failed.is_empty() && self.steps.iter().all(|s| s.ok)
+        self.failed.is_empty() && self.steps.iter().all(|s| s.ok) && !self.is_missed()
+    }
+
+    /// It was asked for, and was not tested.
+    fn is_missed(&self) -> bool {
+        self.asked && self.skipped.is_some()
     }
 }
 
 impl Results {
+    /// What went to the second host, where there is one.
+    fn is_well_to_peer(&self) -> bool {
+        let reached = self.peer.as_ref().is_none_or(|p| p.why.is_none());
+        reached && self.devices.iter().all(|d| d.to_peer.iter().all(|s| s.ok))
+    }
+
     /// Writes what is known by now: something that stops the host, or this program, leaves that.
     fn save(&self, args: &HwtestArgs) -> Result<()> {
         for (path, bytes) in self.files(args)? {
@@ -216,10 +271,16 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
     for name in &args.device {
         doorbell::connect::check_verbs_port(name).context(WrongArguments)?;
     }
+    let settings = settings().context(WrongArguments)?;
     let started = crate::environment::utc_now();
+    let clock = Clock::new(args.time);
     args.say(&format!("doorbell hwtest {}", crate::VERSION));
     system::raise_memlock();
-    let (library, devices) = found::devices(&args.device)?;
+    let (library, mut devices) = found::devices(&args.device)?;
+    for device in &mut devices {
+        device.asked = !args.device.is_empty();
+        device.mtu = settings.roce_mtu.unwrap_or(u16::MAX).min(device.mtu);
+    }
     let mut results = Results {
         schema: SCHEMA,
         version: crate::VERSION.to_owned(),
@@ -227,24 +288,30 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
         complete: false,
         nothing: found::nothing(&library, &devices),
         host: system::Host::read(library),
-        peer: args.peer.clone(),
+        peer: None,
         devices,
     };
     for line in page::host(&results.host) {
         args.say(&line);
     }
-    if results.nothing.is_none()
-        && let Some(peer) = &args.peer
-    {
-        results.nothing = found::unreachable(peer);
-    }
     // Before the test, not after it, is when to hear that they cannot be written.
     results.save(args)?;
+    if let (None, Some(name)) = (&results.nothing, &args.peer) {
+        let peer = peer::Peer::greet(name, args.timeout);
+        args.say(&peer.describe());
+        results.peer = Some(peer);
+        results.save(args)?;
+    }
     for at in 0..results.devices.len() {
         let device = &results.devices[at];
         args.say(&format!("\n{}", page::device(device)));
         if device.skipped.is_none() && results.nothing.is_none() {
-            test(args, &mut results, at)?;
+            let rest = &results.devices[at..];
+            let share = clock.share(rest.iter().filter(|d| d.skipped.is_none()).count());
+            test(args, &mut results, at, share)?;
+            for out in &results.devices[at].left_out {
+                args.say(&page::left_out(out));
+            }
         }
     }
     results.finish(args)?;
@@ -255,40 +322,75 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
         args.page.display()
     ));
     args.say(&page::where_to_send(&args.json));
-    Ok(
-        match (
-            &results.nothing,
-            results.devices.iter().all(DeviceResult::is_well),
-        ) {
-            (Some(_), _) => Ended::Verdict(1),
-            (None, true) => Ended::Well,
-            (None, false) => Ended::CheckFailed,
-        },
-    )
+    let well = results.devices.iter().all(DeviceResult::is_well);
+    Ok(match &results.nothing {
+        Some(_) => Ended::Verdict(1),
+        None if !well => Ended::CheckFailed,
+        None if !results.is_well_to_peer() => Ended::Verdict(4),
+        None => Ended::Well,
+    })
+}
+
+/// The settings in force. What plays faults tests no hardware.
+fn settings() -> Result<doorbell::Settings> {
+    let settings = doorbell::Config::default().resolve()?;
+    anyhow::ensure!(
+        settings.fault.rules.is_empty(),
+        "DOORBELL_FAULT is set: with faults that the engine plays nothing is known of the hardware; unset it"
+    );
+    Ok(settings)
+}
+
+/// How long the whole may go on.
+struct Clock {
+    until: Instant,
+}
+
+impl Clock {
+    fn new(time: Duration) -> Self {
+        Self {
+            until: Instant::now() + time,
+        }
+    }
+
+    /// When the next of so many devices has had its part of what is left.
+    fn share(&self, devices: usize) -> Instant {
+        let now = Instant::now();
+        now + self.until.saturating_duration_since(now) / devices.max(1) as u32
+    }
 }
 
 /// One port: the steps, those to the second host, and what is measured.
-fn test(args: &HwtestArgs, results: &mut Results, at: usize) -> Result<()> {
+fn test(args: &HwtestArgs, results: &mut Results, at: usize, until: Instant) -> Result<()> {
     let name = results.devices[at].port.clone();
     let amount = trial::Amount {
         signals: args.signals,
         timeout: args.timeout,
+        until,
         atomics: results.devices[at].atomics,
     };
-    trial::run(&name, amount, &mut |step| {
-        args.say(&page::step(&step));
-        results.devices[at].steps.push(step);
+    // What was said before is about no step.
+    drop(heard::take());
+    trial::run(&name, amount, &mut |noted| {
+        let device = &mut results.devices[at];
+        match noted {
+            Noted::Step(step) => {
+                args.say(&page::step(&step));
+                device.steps.push(step);
+            }
+            Noted::LeftOut(out) => device.left_out.push(out),
+        }
         results.save(args)
     })?;
     // Where no step went well, neither does a measurement.
     if results.devices[at].steps.iter().all(|s| !s.ok) {
         return Ok(());
     }
-    if let Some(peer) = &args.peer {
-        measure::to_peer(args, results, at, peer)?;
+    if results.peer.is_some() {
+        measure::to_peer(args, results, at, until)?;
     }
     if !args.no_perf {
-        measure::here(args, results, at)?;
+        measure::here(args, results, at, until)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::system::Host;
-use super::{DeviceResult, Measured, Results, Step};
+use super::{DeviceResult, LeftOut, Measured, Results, Step, measure, trial};
 
 /// Where results are sent: to the repository, if this program knows where that is.
 pub(super) fn where_to_send(json: &Path) -> String {
@@ -32,9 +32,16 @@ pub(super) fn step(step: &Step) -> String {
     )
 }
 
+/// What was not tried.
+pub(super) fn left_out(one: &LeftOut) -> String {
+    format!("  left out {}: {}", one.what, one.why)
+}
+
 /// A measured case.
 pub(super) fn row(row: &Measured) -> String {
-    let Measured { to, outcome: row } = row;
+    let Measured {
+        to, outcome: row, ..
+    } = row;
     let mut line = format!("  ok      {} {} {} B", row.test, row.sharing, row.size);
     if row.gpu != "host" {
         let _ = write!(line, ", posted by {}", row.gpu);
@@ -67,33 +74,77 @@ pub(super) fn verdict(results: &Results) -> String {
         };
     }
     let (mut well, mut all) = (0, 0);
+    let (mut well_there, mut all_there) = (0, 0);
     for device in &results.devices {
-        let good = device.steps.iter().filter(|s| s.ok).count();
-        well += good + device.perf.len();
-        all += device.steps.len() + device.perf.len() + device.failed.len();
+        let good = |steps: &[Step]| steps.iter().filter(|s| s.ok).count();
+        let there = device.perf.iter().filter(|row| row.to.is_some()).count();
+        let here = device.perf.len() - there;
+        well += good(&device.steps) + here;
+        all += device.steps.len() + here + device.failed.len();
+        well_there += good(&device.to_peer) + there;
+        all_there += device.to_peer.len() + there;
     }
-    let end = match results.complete {
-        true => "",
-        false => "; it did not come to its end",
+    let mut text = match (all - well, all) {
+        (0, 0) => "nothing was tested".to_owned(),
+        (0, _) => format!("all {all} steps and measurements went well"),
+        (bad, _) => format!("{bad} of {all} steps and measurements FAILED"),
     };
-    match (all - well, all) {
-        (0, 0) => format!("nothing was tested{end}"),
-        (0, _) => format!("all {all} steps and measurements went well{end}"),
-        (bad, _) => format!("{bad} of {all} steps and measurements FAILED{end}"),
+    if let Some(peer) = &results.peer {
+        let _ = match (&peer.why, all_there - well_there) {
+            (Some(_), _) if all_there == 0 => write!(text, "; {}", peer.describe()),
+            (why, 0) => write!(text, "; all {all_there} to {} went well", peer.name).and_then(
+                |()| match why {
+                    Some(_) => write!(text, ", then {}", peer.describe()),
+                    None => Ok(()),
+                },
+            ),
+            (_, bad) => write!(text, "; {bad} of {all_there} to {} FAILED", peer.name),
+        };
     }
+    for missed in results.devices.iter().filter(|d| d.is_missed()) {
+        let _ = write!(
+            text,
+            "; {} was asked for and NOT TESTED: {}",
+            missed.port,
+            missed.skipped.as_deref().unwrap_or("")
+        );
+    }
+    if !results.complete {
+        text.push_str("; it did not come to its end");
+    }
+    text
 }
 
 /// What a list may say of a device: no more than was tried.
 fn what_went(results: &Results, device: &DeviceResult) -> String {
     let steps = device.steps.len();
-    match (results.complete, device.is_well()) {
+    let measured = device.perf.iter().any(|row| row.to.is_none());
+    let here = match (results.complete, device.steps.iter().all(|s| s.ok)) {
         (false, _) => format!("stopped after {steps} steps"),
         (true, false) => "not every step".to_owned(),
-        (true, true) if device.perf.is_empty() => {
-            format!("every step ({steps}), nothing measured")
+        (true, true) if steps < trial::STEPS => {
+            format!("{steps} of {} steps, the others left out", trial::STEPS)
         }
+        (true, true) if !device.failed.is_empty() => {
+            format!("every step ({steps}), not every measurement")
+        }
+        (true, true) if !measured => format!("every step ({steps}), nothing measured"),
         (true, true) => "every step".to_owned(),
-    }
+    };
+    let Some(peer) = &results.peer else {
+        return here;
+    };
+    let there = match (&peer.why, device.to_peer.iter().filter(|s| !s.ok).count()) {
+        (Some(why), _) if device.to_peer.is_empty() => format!("not reached: {why}"),
+        (_, 0) if device.to_peer.is_empty() => "nothing tried".to_owned(),
+        (_, 0) if device.to_peer.len() < measure::STEPS => {
+            format!("{} steps, the others left out", device.to_peer.len())
+        }
+        (_, 0) => format!("every step ({})", device.to_peer.len()),
+        (_, bad) => format!("{bad} of {} steps failed", device.to_peer.len()),
+    };
+    // A line of a table.
+    format!("{here}; to a second host: {}", there.replace('|', "/"))
 }
 
 /// The device's line for HARDWARE.md.
@@ -180,11 +231,11 @@ pub(super) fn text(results: &Results) -> String {
         let _ = writeln!(page, "{line}");
     }
     if let Some(peer) = &results.peer {
-        let _ = writeln!(page, "second host {peer}");
+        let _ = writeln!(page, "{}", peer.describe());
     }
     for one in &results.devices {
         let _ = writeln!(page, "\n{}", device(one));
-        for one in &one.steps {
+        for one in one.steps.iter().chain(&one.to_peer) {
             let _ = writeln!(page, "{}", step(one));
         }
         for one in &one.perf {
@@ -194,7 +245,7 @@ pub(super) fn text(results: &Results) -> String {
             let _ = writeln!(page, "  FAILED  {}: {}", one.what, one.why);
         }
         for one in &one.left_out {
-            let _ = writeln!(page, "  left out, since the others took the time: {one}");
+            let _ = writeln!(page, "{}", left_out(one));
         }
         if let Some(said) = &one.gpu_memory {
             let _ = writeln!(page, "  GPU memory: {said}");

@@ -1,5 +1,6 @@
 //! What a reader of the results needs to know of the host and its devices, read from the kernel's own files; what cannot be read is absent.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Serialize;
@@ -28,6 +29,8 @@ pub(super) struct Host {
     pub(super) gpu_driver: Option<String>,
     /// Kernel modules that give NICs GPU memory, of those that are loaded.
     gpu_memory_modules: Vec<&'static str>,
+    /// Variables of this program's own that are in force.
+    variables: BTreeMap<String, String>,
 }
 
 /// libibverbs.
@@ -125,6 +128,15 @@ impl Host {
             gpu_memory_modules: ["nvidia_peermem", "nv_peer_mem", "ib_peer_mem", "amdgpu"]
                 .into_iter()
                 .filter(loaded)
+                .collect(),
+            variables: std::env::vars_os()
+                .map(|(name, value)| {
+                    (
+                        name.to_string_lossy().into_owned(),
+                        value.to_string_lossy().into_owned(),
+                    )
+                })
+                .filter(|(name, value)| name.starts_with("DOORBELL_") && !value.is_empty())
                 .collect(),
         }
     }

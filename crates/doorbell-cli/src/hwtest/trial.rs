@@ -3,11 +3,12 @@
 //! Bytes go out of the device and in again, so that one host suffices. Each step says what it saw; a step that fails says what was expected,
 //! and the next begins with new queue pairs.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::Step;
+use super::{LeftOut, Noted, Step, heard, port};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use doorbell::cpu::{self, Post, deadline, local, remote};
+use doorbell::cpu::{CpuQueue, Post, Ticket, deadline, local, remote};
 use doorbell::device_api::{Error as DeviceError, Fetch, Key};
 use doorbell::{
     Access, Config, CpuQp, Device, Endpoint, GpuSelect, HcaCores, LinkKind, Mr, Pd, Place, Qp,
@@ -18,12 +19,25 @@ use doorbell::{
 const LARGEST: usize = 8 << 20;
 /// Receives of a queue.
 const RECEIVES: u32 = 16;
+/// Slots of a send queue.
+const DEPTH: u32 = 256;
+/// Requests under way at most where there are many: a post never waits for room, so that every wait is one that looks for progress.
+const UNDER_WAY: usize = 200;
+/// A device may take four times what it was set to before each of its repetitions (IBA 9.7.6.1.3), and is silent meanwhile.
+const GIVING_UP: Duration = Duration::from_secs(20);
+/// Bytes a second below which a long message counts as not moving: its device tells nothing until its end.
+const SLOWEST: u64 = 256 << 10;
+/// Steps on a device that does as it should.
+pub(super) const STEPS: usize = 10;
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Amount {
     pub(crate) signals: u64,
+    /// A step fails when nothing happens for so long.
     pub(crate) timeout: Duration,
+    /// No step begins later; the signals take no more than a part of what is left.
+    pub(crate) until: Instant,
     /// The device has some.
     pub(crate) atomics: bool,
 }
@@ -66,7 +80,7 @@ impl Side {
     }
 
     fn half(&self) -> Result<(Qp<Reset>, Endpoint)> {
-        let qp = self.pd.qp().depth(256).receive_queue(RECEIVES).build()?;
+        let qp = self.pd.qp().depth(DEPTH).receive_queue(RECEIVES).build()?;
         let at = qp.endpoint(LinkKind::Verbs, &[])?;
         Ok((qp, Endpoint::from_bytes(&at.to_bytes())?))
     }
@@ -92,6 +106,55 @@ impl Bench {
     fn there(&self) -> Result<RemoteMr> {
         Ok(self.b.target.remote_over(LinkKind::Verbs)?)
     }
+
+    /// How to post: there is room, so no wait is meant.
+    fn how(&self) -> Post {
+        Post::by(deadline(self.timeout))
+    }
+
+    /// How long a message of so many bytes may go without a sign.
+    fn patience(&self, bytes: u64) -> Duration {
+        self.timeout + Duration::from_secs(bytes / SLOWEST)
+    }
+}
+
+/// What a queue pair has done, as numbers that change while its device works.
+fn done_by(qp: &Qp) -> [u64; 4] {
+    let counters = qp.counters();
+    [
+        counters.wqes,
+        counters.bytes,
+        counters.cqes,
+        counters.flushed,
+    ]
+}
+
+/// Waits for `ticket` for as long as the device gets on: the time-out is about nothing happening.
+fn settle(
+    qp: &Qp,
+    q: &CpuQueue<'_>,
+    ticket: Ticket,
+    patience: Duration,
+) -> Result<(), DeviceError> {
+    let (mut seen, mut since, mut polls) = (done_by(qp), Instant::now(), 0u32);
+    while !q.poll(ticket)? {
+        polls = polls.wrapping_add(1);
+        if !polls.is_multiple_of(64) {
+            std::hint::spin_loop();
+            continue;
+        }
+        let now = done_by(qp);
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        }
+        if since.elapsed() >= patience {
+            // A wait that gives up says in the log what is missing.
+            return q.wait(ticket, deadline(Duration::ZERO));
+        }
+        // The engine may have but this core.
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    Ok(())
 }
 
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
@@ -115,12 +178,12 @@ fn told(error: DeviceError) -> anyhow::Error {
 /// # Errors
 /// Those of `note`, which is given each step when it has ended.
 pub(crate) fn run(
-    port: &str,
+    name: &str,
     amount: Amount,
-    note: &mut dyn FnMut(Step) -> Result<()>,
+    note: &mut dyn FnMut(Noted) -> Result<()>,
 ) -> Result<()> {
     type Check = fn(&Bench, Amount) -> Result<String>;
-    let checks: [(&'static str, Check); 9] = [
+    let checks: [(&'static str, Check); STEPS - 1] = [
         ("sizes", sizes),
         ("inline data and atomics", words),
         ("many in flight", many),
@@ -131,8 +194,9 @@ pub(crate) fn run(
         ("memory that goes under traffic", under_traffic),
         ("a peer that is gone", gone),
     ];
-    let (bench, step) = timed("opening, memory, queue pairs", || {
-        let bench = Bench::new(port, amount.timeout)?;
+    let mut port = port::Watched::new(name);
+    let (bench, step) = timed("opening, memory, queue pairs", &mut port, || {
+        let bench = Bench::new(name, amount.timeout)?;
         // Whatever the device may refuse for want of resources is refused here.
         for side in [&bench.a, &bench.b] {
             side.source.remote_over(LinkKind::Verbs)?;
@@ -142,25 +206,38 @@ pub(crate) fn run(
         let said = bench.a.device.verbs_describe()?;
         Ok((bench, said))
     });
-    note(step)?;
+    note(Noted::Step(step))?;
     let Some(bench) = bench else { return Ok(()) };
     for (name, check) in checks {
-        let (_, step) = timed(name, || Ok(((), check(&bench, amount)?)));
-        note(step)?;
+        if Instant::now() >= amount.until {
+            note(Noted::LeftOut(LeftOut::for_time(name)))?;
+            continue;
+        }
+        let (_, step) = timed(name, &mut port, || Ok(((), check(&bench, amount)?)));
+        note(Noted::Step(step))?;
     }
     Ok(())
 }
 
-fn timed<T>(name: &'static str, f: impl FnOnce() -> Result<(T, String)>) -> (Option<T>, Step) {
+/// One step. One that fails is the port's failure where that is not up; what the log said meanwhile belongs to it.
+fn timed<T>(
+    name: &'static str,
+    port: &mut port::Watched<'_>,
+    f: impl FnOnce() -> Result<(T, String)>,
+) -> (Option<T>, Step) {
     let started = Instant::now();
-    let (value, ok, said) = match f() {
+    let ended = match port.still_down() {
+        Some(why) => Err(format!("not tried: {why}")),
+        None => f().map_err(|e| port.because(crate::words(&e))),
+    };
+    let (value, ok, said) = match ended {
         Ok((value, said)) => (Some(value), true, said),
-        Err(e) => (None, false, crate::words(&e)),
+        Err(said) => (None, false, said),
     };
     let step = Step {
         name: name.to_owned(),
         said,
-        output: None,
+        output: heard::take(),
         ok,
         millis: started.elapsed().as_millis() as u64,
     };
@@ -206,15 +283,14 @@ fn sizes(bench: &Bench, _: Amount) -> Result<String> {
             .a
             .target
             .write(0, &vec![0x55; (len + 8).min(LARGEST)])?;
-        let by = deadline(bench.timeout);
-        let how = Post::by(by);
+        let (how, patience) = (bench.how(), bench.patience(len as u64));
         let ticket = q.put(
             remote(&there, 0),
             local(&bench.a.source, 0, len as u64),
             how,
         );
         ticket
-            .and_then(|t| q.wait(t, by))
+            .and_then(|t| settle(&qp, &q, t, patience))
             .map_err(told)
             .with_context(|| format!("put of {len}"))?;
         ensure!(
@@ -227,7 +303,7 @@ fn sizes(bench: &Bench, _: Amount) -> Result<String> {
             how,
         );
         ticket
-            .and_then(|t| q.wait(t, by))
+            .and_then(|t| settle(&qp, &q, t, patience))
             .map_err(told)
             .with_context(|| format!("get of {len}"))?;
         ensure!(
@@ -251,33 +327,34 @@ fn words(bench: &Bench, amount: Amount) -> Result<String> {
     let (qp, _other) = bench.pair()?;
     let (mut cpu, there) = (CpuQp::new(&qp)?, bench.there()?);
     let q = cpu.queue()?;
-    let by = deadline(bench.timeout + Duration::from_millis(amount.signals));
-    let how = Post::by(by);
-    let done = |t: Result<cpu::Ticket, DeviceError>| t.and_then(|t| q.wait(t, by)).map_err(told);
-    done(q.put_inline(remote(&there, 3000), [1, 2, 3, 4, 5, 6, 7], 25, how))?;
+    let done = |t: Result<Ticket, DeviceError>| {
+        t.and_then(|t| settle(&qp, &q, t, bench.timeout))
+            .map_err(told)
+    };
+    done(q.put_inline(remote(&there, 3000), [1, 2, 3, 4, 5, 6, 7], 25, bench.how()))?;
     let expected = [1u32, 2, 3, 4, 5, 6, 7].map(u32::to_le_bytes).concat();
     ensure!(
         read(&bench.b.target, 3000, 25)? == expected[..25],
         "inline bytes differ"
     );
-    done(q.nop(how))?;
-    done(q.dump(how))?;
+    done(q.nop(bench.how()))?;
+    done(q.dump(bench.how()))?;
     if !amount.atomics {
         return Ok("inline data; this device has no atomics".to_owned());
     }
     bench.b.target.memory().store(64, 5)?;
-    done(q.signal_add(remote(&there, 64), 3, how))?;
+    done(q.signal_add(remote(&there, 64), 3, bench.how()))?;
     let old = Fetch {
         addr: bench.a.source.addr(),
         key: Key(bench.a.source.key()),
     };
-    done(q.fetch_add(remote(&there, 64), 2, old, how))?;
+    done(q.fetch_add(remote(&there, 64), 2, old, bench.how()))?;
     ensure!(
         bench.a.source.memory().load(0)? == 8,
         "FETCH_ADD returned another value"
     );
-    done(q.compare_swap(remote(&there, 64), 10, 99, old, how))?;
-    done(q.compare_swap(remote(&there, 64), 10, 7, old, how))?;
+    done(q.compare_swap(remote(&there, 64), 10, 99, old, bench.how()))?;
+    done(q.compare_swap(remote(&there, 64), 10, 7, old, bench.how()))?;
     let (old, new) = (
         bench.a.source.memory().load(0)?,
         bench.b.target.memory().load(64)?,
@@ -287,17 +364,33 @@ fn words(bench: &Bench, amount: Amount) -> Result<String> {
         "COMPARE_SWAP left {new} and returned {old}"
     );
     bench.b.target.memory().store(64, 0)?;
-    for _ in 0..amount.signals {
-        q.signal_add(remote(&there, 64), 1, how).map_err(told)?;
+    // A device that is slow, but gets on, counts as many as there is time for.
+    let left = amount.until.saturating_duration_since(Instant::now());
+    let enough = Instant::now() + left / 3;
+    let mut under_way = VecDeque::with_capacity(UNDER_WAY);
+    let mut count = 0;
+    while count < amount.signals && (count % 64 != 0 || Instant::now() < enough) {
+        if under_way.len() == UNDER_WAY
+            && let Some(oldest) = under_way.pop_front()
+        {
+            done(Ok(oldest))?;
+        }
+        under_way.push_back(
+            q.signal_add(remote(&there, 64), 1, bench.how())
+                .map_err(told)?,
+        );
+        count += 1;
     }
-    done(q.nop(how))?;
+    done(q.nop(bench.how()))?;
     let sum = bench.b.target.memory().load(64)?;
-    ensure!(
-        sum == amount.signals,
-        "{} signals added up to {sum}",
-        amount.signals
-    );
-    Ok(format!("{} signals, each once", amount.signals))
+    ensure!(sum == count, "{count} signals added up to {sum}");
+    Ok(match count == amount.signals {
+        true => format!("{count} signals, each once"),
+        false => format!(
+            "{count} of {} signals, as many as there was time for, each once",
+            amount.signals
+        ),
+    })
 }
 
 /// Order: the last of many writes to one word is what stays, and a signal comes after what was put before it.
@@ -305,13 +398,20 @@ fn many(bench: &Bench, _: Amount) -> Result<String> {
     let (qp, _other) = bench.pair()?;
     let (mut cpu, there) = (CpuQp::new(&qp)?, bench.there()?);
     let q = cpu.queue()?;
-    let by = deadline(bench.timeout);
-    let how = Post::by(by);
     let count = 3000u64;
+    let mut under_way = VecDeque::with_capacity(UNDER_WAY);
     for i in 0..count {
-        q.put_value(remote(&there, 128), i, 8, how).map_err(told)?;
+        if under_way.len() == UNDER_WAY
+            && let Some(oldest) = under_way.pop_front()
+        {
+            settle(&qp, &q, oldest, bench.timeout).map_err(told)?;
+        }
+        let posted = q.put_value(remote(&there, 128), i, 8, bench.how());
+        under_way.push_back(posted.map_err(told)?);
     }
-    q.nop(how).and_then(|t| q.wait(t, by)).map_err(told)?;
+    q.nop(bench.how())
+        .and_then(|t| settle(&qp, &q, t, bench.timeout))
+        .map_err(told)?;
     let last = bench.b.target.memory().load(128)?;
     ensure!(last == count - 1, "the last of {count} writes is {last}");
     qp.check()?;
@@ -464,7 +564,7 @@ fn under_traffic(bench: &Bench, _: Amount) -> Result<String> {
     {
         let mut cpu = CpuQp::new(&qp)?;
         let q = cpu.queue()?;
-        let how = Post::by(deadline(bench.timeout));
+        let how = bench.how();
         let from = local(&region, 0, 1 << 20);
         for _ in 0..40 {
             q.put(remote(&there, 0), from, how).map_err(told)?;
@@ -473,8 +573,10 @@ fn under_traffic(bench: &Bench, _: Amount) -> Result<String> {
         drop(region);
         drop(memory);
         // Whatever was not done by then fails, and nothing hangs.
-        let by = deadline(bench.timeout);
-        let end = q.nop(Post::by(by)).and_then(|t| q.wait(t, by));
+        let patience = bench.patience(40 << 20);
+        let end = q
+            .nop(bench.how())
+            .and_then(|t| settle(&qp, &q, t, patience));
         if let Err(DeviceError::TIMED_OUT) = end {
             bail!("{posted} puts have no end");
         }
@@ -501,21 +603,20 @@ fn gone(bench: &Bench, _: Amount) -> Result<String> {
     let (qp, other) = bench.pair()?;
     other.destroy(bench.timeout)?;
     let there = bench.there()?;
-    let started = Instant::now();
+    let (started, patience) = (Instant::now(), bench.timeout.max(GIVING_UP));
     {
         let mut cpu = CpuQp::new(&qp)?;
         let q = cpu.queue()?;
-        let by = deadline(bench.timeout);
         let ticket = q
-            .put_value(remote(&there, 8), 1, 8, Post::by(by))
+            .put_value(remote(&there, 8), 1, 8, bench.how())
             .map_err(told)?;
-        match q.wait(ticket, by) {
+        match settle(&qp, &q, ticket, patience) {
             Ok(()) => bail!("a WRITE to a queue pair that is gone completed"),
-            Err(DeviceError::TIMED_OUT) => bail!("no error within {:?}", bench.timeout),
+            Err(DeviceError::TIMED_OUT) => bail!("no error within {patience:?}"),
             Err(_) => {}
         }
     }
-    let seen = syndrome(&qp, bench.timeout)?;
+    let seen = syndrome(&qp, patience)?;
     ensure!(
         seen == 0x15,
         "syndrome {seen:#04x} instead of 0x15 (retries exceeded)"

@@ -19,7 +19,7 @@ mod messages;
 mod pace;
 pub(crate) mod peer;
 mod perftest;
-mod pipe;
+pub(crate) mod pipe;
 pub(crate) mod plan;
 mod post;
 mod proxy;
