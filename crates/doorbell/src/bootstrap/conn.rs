@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::Result;
 use super::frame::{Frame, HEADER, Kind, MAX_FRAME, Stream};
-use super::{BootstrapError, Result};
 
 /// Frames that are kept at most: one of a collective that this rank has not come to, and the last words of its sender.
 const KEPT: usize = 8;
@@ -25,8 +25,10 @@ pub(super) struct Conn {
     /// What has come of the next frame.
     partial: Vec<u8>,
     inbox: VecDeque<Frame>,
-    /// What is left of a beat that the socket had no room for.
+    /// Whole frames, or what is left of them, that the socket had no room for: what is behind another one waits for it.
     outbox: Vec<u8>,
+    /// How much of it has been written.
+    written: usize,
     /// When something came last; `None` until the first beat.
     heard: Option<Instant>,
     /// How the connection ended.
@@ -51,6 +53,7 @@ impl Conn {
             partial: Vec::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
+            written: 0,
             heard: None,
             ended: None,
         }
@@ -61,22 +64,36 @@ impl Conn {
         self.stream
     }
 
-    pub(super) fn send(&mut self, frame: &Frame, deadline: Instant) -> io::Result<()> {
-        let rest = std::mem::take(&mut self.outbox);
-        self.stream.write_all_by(&rest, deadline)?;
-        self.stream.send(frame, deadline)
+    /// Sends a frame, as far as the socket has room; the rest goes with the next [`Conn::flush`].
+    pub(super) fn send(&mut self, frame: &Frame) {
+        self.outbox.extend_from_slice(&frame.to_bytes());
+        self.flush();
     }
 
-    /// Says that this rank lives, if the socket has room.
+    /// Says that this rank lives, unless something else is on its way and says so.
     pub(super) fn beat(&mut self, rank: u32) {
         if self.outbox.is_empty() {
-            self.outbox = Frame::of(Kind::Beat, rank, 0, Vec::new()).to_bytes();
+            self.send(&Frame::of(Kind::Beat, rank, 0, Vec::new()));
         }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // A full socket has room later; one that has ended is found by who reads.
-        if let Ok(sent) = send(&self.stream, &self.outbox, flags) {
-            self.outbox.drain(..sent);
+    }
+
+    /// Writes what waits, without waiting itself.
+    pub(super) fn flush(&mut self) {
+        while self.is_behind() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match send(&self.stream, &self.outbox[self.written..], flags) {
+                Ok(sent) => self.written += sent,
+                Err(Errno::INTR) => {}
+                // A full socket has room later; one that has ended is found by who reads, with what the other side said before.
+                Err(_) => return,
+            }
         }
+        (self.outbox, self.written) = (Vec::new(), 0);
+    }
+
+    /// Is there something that the socket had no room for?
+    pub(super) fn is_behind(&self) -> bool {
+        self.written < self.outbox.len()
     }
 
     /// Takes what came, without waiting, until it has `most` frames: who hands the socket on must not take more than what it waits for.
@@ -94,7 +111,9 @@ impl Conn {
                 self.partial.truncate(old + count);
                 match got {
                     Ok((0, _)) => self.ended = Some("it closed its connection".to_owned()),
-                    Ok(_) | Err(Errno::INTR) => {}
+                    // A part of a long frame says as much as a beat.
+                    Ok(_) => self.heard = self.heard.map(|_| Instant::now()),
+                    Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => return Ok(()),
                     Err(e) => self.ended = Some(io::Error::from(e).to_string()),
                 }
@@ -103,10 +122,9 @@ impl Conn {
             let bytes = std::mem::take(&mut self.partial);
             if let Some(head) = bytes.first_chunk::<HEADER>() {
                 let (mut frame, _) = Frame::parse(head, from, MAX_FRAME)?;
-                if frame.kind == Kind::Beat || self.heard.is_some() {
+                if frame.kind == Kind::Beat {
                     self.heard = Some(Instant::now());
-                }
-                if frame.kind != Kind::Beat {
+                } else {
                     frame.body = bytes[HEADER..].to_vec();
                     self.inbox.push_back(frame);
                 }
@@ -163,10 +181,18 @@ impl Conn {
     }
 }
 
-/// Waits until something came from one of them, for `time` at most.
+/// Waits until something came from one of them, or there is room for what waits to be written, for `time` at most.
 pub(super) fn wait<'a>(all: impl Iterator<Item = &'a Conn>, time: Duration) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds: Vec<_> = all.map(|conn| PollFd::new(conn, PollFlags::IN)).collect();
+    let mut fds: Vec<_> = all
+        .map(|conn| {
+            let flags = match conn.is_behind() {
+                true => PollFlags::IN | PollFlags::OUT,
+                false => PollFlags::IN,
+            };
+            PollFd::new(conn, flags)
+        })
+        .collect();
     let time = Timespec {
         tv_sec: time.as_secs() as i64,
         tv_nsec: i64::from(time.subsec_nanos()),
@@ -175,11 +201,24 @@ pub(super) fn wait<'a>(all: impl Iterator<Item = &'a Conn>, time: Duration) {
     let _ = poll(&mut fds, Some(&time));
 }
 
-/// What `e` says of a rank that could not be written to.
-pub(super) fn unwritten(what: &'static str, rank: u32, e: &io::Error) -> BootstrapError {
-    BootstrapError::Lost {
-        what,
-        rank,
-        reason: e.to_string(),
+/// Sends the same to all of them, and gives it until `deadline` to leave: one that takes nothing keeps it from nobody else.
+pub(super) fn send_all<'a>(
+    all: impl Iterator<Item = &'a mut Conn>,
+    frame: &Frame,
+    deadline: Instant,
+) {
+    let mut behind: Vec<_> = all.collect();
+    for conn in &mut behind {
+        conn.send(frame);
+    }
+    loop {
+        behind.retain(|conn| conn.is_behind());
+        let left = deadline.saturating_duration_since(Instant::now());
+        if behind.is_empty() || left.is_zero() {
+            return;
+        }
+        // Who has ended is always ready, and takes nothing.
+        std::thread::sleep(left.min(Duration::from_millis(2)));
+        behind.iter_mut().for_each(|conn| conn.flush());
     }
 }

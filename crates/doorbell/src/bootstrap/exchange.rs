@@ -1,9 +1,8 @@
 //! Collectives: every rank gives something, and gets what all gave, by way of rank 0.
 
-use std::io;
 use std::time::{Duration, Instant};
 
-use super::conn::{Conn, unwritten, wait};
+use super::conn::{Conn, wait};
 use super::frame::{Frame, Kind, MAX_FRAME, pack, unpack};
 use super::watch::Trouble;
 use super::{Bootstrap, BootstrapError, GRACE, Result, Role, fail_all};
@@ -93,7 +92,7 @@ impl Bootstrap {
             Role::Leaf(_) => self.give_and_wait(what, mine, check, deadline),
             Role::Hub(_) => self
                 .collect(what, &mine, check, deadline)
-                .and_then(|all| self.scatter(what, answer(&all))),
+                .and_then(|all| self.scatter(what, answer(&all), check)),
         };
         if let (Err(e), Role::Hub(peers), None) = (&result, &mut self.role, &self.trouble) {
             fail_all(peers.iter_mut(), 0, self.sequence, e);
@@ -114,13 +113,9 @@ impl Bootstrap {
         let Role::Leaf(hub) = &mut self.role else {
             return Ok(Vec::new());
         };
-        if let Err(e) = hub.send(&frame, deadline) {
-            // What it said before it went says more.
-            self.look_around(what, 1)?;
-            return Err(unwritten(what, 0, &e));
-        }
+        hub.send(&frame);
         loop {
-            self.look_around(what, 1)?;
+            self.look_around(what, 1, false)?;
             let Role::Leaf(hub) = &mut self.role else {
                 return Ok(Vec::new());
             };
@@ -152,7 +147,7 @@ impl Bootstrap {
         let mut all = vec![None; self.world as usize];
         all[0] = Some(unpack(mine, 0)?);
         loop {
-            self.look_around(what, usize::MAX)?;
+            self.look_around(what, usize::MAX, false)?;
             let Role::Hub(peers) = &mut self.role else {
                 return Ok(Vec::new());
             };
@@ -184,8 +179,13 @@ impl Bootstrap {
         }
     }
 
-    /// As rank 0: everybody's answer; the own one is returned.
-    fn scatter(&mut self, what: &'static str, answers: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+    /// As rank 0: everybody's answer; the own one is returned. Whoever does not take his is noticed as in any wait, and the others have theirs.
+    fn scatter(
+        &mut self,
+        what: &'static str,
+        answers: Vec<Vec<u8>>,
+        check: Check<'_>,
+    ) -> Result<Vec<Vec<u8>>> {
         if let Some(long) = answers.iter().find(|a| a.len() > MAX_FRAME) {
             return Err(BootstrapError::TooLarge {
                 len: long.len(),
@@ -196,27 +196,45 @@ impl Bootstrap {
         let own = answers.next().unwrap_or_default();
         // Sending has a deadline of its own: the last rank may have arrived just in time.
         let deadline = doorbell_hca::deadline(self.timeout);
-        if let Role::Hub(peers) = &mut self.role {
-            for ((peer, body), rank) in peers.iter_mut().zip(answers).zip(1u32..) {
-                peer.send(&Frame::of(Kind::Scatter, 0, self.sequence, body), deadline)
-                    .map_err(|e: io::Error| unwritten(what, rank, &e))?;
-            }
+        for ((conn, _), body) in conns(&mut self.role).zip(answers) {
+            conn.send(&Frame::of(Kind::Scatter, 0, self.sequence, body));
         }
-        unpack(&own, 0)
+        loop {
+            let behind = conns(&mut self.role).filter(|(conn, _)| conn.is_behind());
+            let missing: Vec<u32> = behind.map(|(_, rank)| rank).collect();
+            if missing.is_empty() {
+                return unpack(&own, 0);
+            }
+            if Instant::now() >= deadline {
+                return Err(BootstrapError::Missing {
+                    what,
+                    missing,
+                    world: self.world,
+                    after: self.timeout,
+                });
+            }
+            self.look_around(what, usize::MAX, true)?;
+            self.check(what, check)?;
+            self.wait(deadline);
+        }
     }
 
-    /// What came meanwhile, on all connections; an error if somebody cannot go on.
-    fn look_around(&mut self, what: &'static str, most: usize) -> Result<()> {
-        match self.news(most)? {
-            Some(trouble) => Err(self.settle(what, trouble)),
-            None => self.left().next().map_or(Ok(()), |rank| {
-                Err(BootstrapError::Lost {
-                    what,
-                    rank,
-                    reason: "it has left the job".to_owned(),
-                })
-            }),
+    /// What came meanwhile, on all connections; an error if somebody cannot go on. With `done`, who has been written everything may go.
+    fn look_around(&mut self, what: &'static str, most: usize, done: bool) -> Result<()> {
+        if let Some(trouble) = self.news(most, done)? {
+            return Err(self.settle(what, trouble));
         }
+        let gone = &self.gone;
+        let wanted = |conn: &Conn| !done || conn.is_behind();
+        let mut left = conns(&mut self.role)
+            .filter(|(conn, rank)| matches!(gone.get(rank), Some(None)) && wanted(conn));
+        left.next().map_or(Ok(()), |(_, rank)| {
+            Err(BootstrapError::Lost {
+                what,
+                rank,
+                reason: "it has left the job".to_owned(),
+            })
+        })
     }
 
     /// Something went wrong here: the others are told.
@@ -231,6 +249,10 @@ impl Bootstrap {
         let left = deadline.saturating_duration_since(Instant::now()).min(LOOK);
         match &self.role {
             Role::Leaf(hub) => wait(std::iter::once(hub), left),
+            // Once somebody is behind nobody else is waited for, and some may have ended, who are always ready.
+            Role::Hub(peers) if peers.iter().any(Conn::is_behind) => {
+                wait(peers.iter().filter(|conn| conn.is_behind()), left);
+            }
             Role::Hub(peers) => wait(peers.iter(), left),
         }
     }

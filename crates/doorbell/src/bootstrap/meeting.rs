@@ -178,15 +178,9 @@ fn gather_ranks(
         fail_all(std::iter::once(&mut Conn::new(stream)), 0, 0, &e);
     }
     let mut streams: Vec<Conn> = seats.into_iter().flatten().collect();
-    let limit = doorbell_hca::deadline(timeout);
-    for (stream, rank) in streams.iter_mut().zip(1u32..) {
-        stream
-            .send(&Frame::of(Kind::Welcome, 0, 0, Vec::new()), limit)
-            .map_err(|e| BootstrapError::Lost {
-                what: "join",
-                rank,
-                reason: e.to_string(),
-            })?;
+    for stream in &mut streams {
+        // A new socket has room for it.
+        stream.send(&Frame::of(Kind::Welcome, 0, 0, Vec::new()));
     }
     Ok(streams)
 }

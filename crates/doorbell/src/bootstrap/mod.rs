@@ -22,7 +22,7 @@ pub use launcher::{Launched, Launcher};
 
 pub use meeting::{MAX_SECRET, Meeting};
 
-use conn::Conn;
+use conn::{Conn, send_all};
 use frame::{Frame, Kind};
 use watch::{Pulse, Trouble};
 
@@ -304,8 +304,6 @@ fn fail_all<'a>(
 ) {
     let deadline = Instant::now() + GRACE;
     let frame = Frame::of(Kind::Fail, rank, sequence, why.to_string().into_bytes());
-    for peer in peers {
-        // Best effort: a peer that cannot be told finds out by its own time-out.
-        let _ = peer.send(&frame, deadline);
-    }
+    // Best effort: a peer that cannot be told finds out by its own time-out.
+    send_all(peers, &frame, deadline);
 }

@@ -412,3 +412,43 @@ fn who_never_said_that_it_lives_is_not_missed() {
         b.barrier().expect("all are well");
     });
 }
+
+#[test]
+fn who_does_not_take_a_long_answer_keeps_it_from_nobody_and_is_named() {
+    let silence = Duration::from_millis(1500);
+    // Longer than any socket holds.
+    let long = vec![7; 16 << 20];
+    let texts = together(met(b""), |mut b| {
+        b.keep_alive(silence);
+        let mut stands = b.rank() == 1;
+        let part: &[u8] = if b.rank() == 2 { &long } else { &[] };
+        let gathered = b.all_gather_while(part, &mut || {
+            if std::mem::take(&mut stands) {
+                // It has given its part.
+                std::thread::sleep(silence * 4);
+            }
+            None
+        });
+        if b.rank() == 2 {
+            let gathered = gathered.expect("an answer, though rank 1 takes none");
+            assert_eq!(gathered[2].len(), long.len());
+            return noticed(&mut b).to_string();
+        }
+        let text = match gathered {
+            Err(e) => e.to_string(),
+            Ok(_) => noticed(&mut b).to_string(),
+        };
+        // What is left for rank 1 is written to its end, and then what rank 0 thinks of it.
+        let begin = Instant::now();
+        while b.rank() == 0 && begin.elapsed() < silence * 5 {
+            let _ = b.watch();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        text
+    });
+    for (rank, text) in texts.iter().enumerate() {
+        let says = "rank 1 has not been heard of for";
+        assert!(text.contains(says), "{rank}: {text}");
+        assert!(rank == 0 || text.contains("rank 0 gave up"), "{text}");
+    }
+}

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::conn::send_all;
 use super::exchange::conns;
 use super::frame::{Frame, Kind};
 use super::{Bootstrap, BootstrapError, Result, Role, fail_all};
@@ -78,14 +79,15 @@ impl Bootstrap {
     /// Looks, without waiting, whether a rank was lost or has failed since the last look; each is an error once. Call it now and then,
     /// and never while a collective is under way (that looks by itself).
     pub fn watch(&mut self) -> Result<()> {
-        match self.news(usize::MAX)? {
+        match self.news(usize::MAX, false)? {
             Some(trouble) => Err(self.settle("watch", trouble)),
             None => Ok(()),
         }
     }
 
-    /// Beats, and takes what came on all connections, `most` frames each: the first trouble that it says.
-    pub(super) fn news(&mut self, most: usize) -> Result<Option<Trouble>> {
+    /// Beats, writes what waits to be written, and takes what came on all connections, `most` frames each: the first trouble that it says.
+    /// With `done`, who has been written everything may end: nothing more is wanted of it now.
+    pub(super) fn news(&mut self, most: usize, done: bool) -> Result<Option<Trouble>> {
         let (rank, now) = (self.rank, Instant::now());
         let Self {
             role, gone, pulse, ..
@@ -110,6 +112,7 @@ impl Bootstrap {
             if beats {
                 conn.beat(rank);
             }
+            conn.flush();
             if excused {
                 conn.excuse(now);
             }
@@ -126,6 +129,9 @@ impl Bootstrap {
             if conn.take(|kind| kind == Kind::Bye).is_some() {
                 gone.insert(other, None);
             } else if let Some(how) = conn.ended() {
+                if done && !conn.is_behind() {
+                    continue;
+                }
                 let reason = format!("{how} without goodbye");
                 gone.insert(other, Some(reason.clone()));
                 return Ok(Some(Trouble::Lost {
@@ -191,10 +197,10 @@ impl Bootstrap {
     pub fn leave(&mut self) {
         let deadline = Instant::now() + PARTING;
         let bye = Frame::of(Kind::Bye, self.rank, self.sequence, Vec::new());
-        for (conn, _) in conns(&mut self.role) {
-            // Best effort: who is gone needs no goodbye.
-            let _ = conn.send(&bye, deadline);
-        }
+        // Best effort: who is gone needs no goodbye.
+        let gone = &self.gone;
+        let left = conns(&mut self.role).filter(|(_, rank)| !gone.contains_key(rank));
+        send_all(left.map(|(conn, _)| conn), &bye, deadline);
         self.gone = (0..self.world).map(|rank| (rank, None)).collect();
     }
 }
