@@ -313,7 +313,7 @@ impl Hca {
         if let Some((run, nth)) = &script {
             qp.adopt(run, *nth);
         }
-        let timeout = self.patience(core);
+        let timeout = self.limit();
         match inner.on_core(
             core,
             "take the queue pair",
@@ -374,7 +374,7 @@ impl Hca {
             )));
         }
         let keeper = self.0.keeper()?;
-        let timeout = self.patience(core);
+        let timeout = self.limit();
         inner.on_core(
             core,
             "take the RoCE port",
@@ -442,7 +442,12 @@ impl Hca {
         self.0.inner.events.lost()
     }
 
-    /// How long a call without a time-out of its own waits for an engine core now: [`HcaConfig::drop_timeout`], less what the core has been
+    /// How long a call that makes or connects something waits for an engine core: [`HcaConfig::drop_timeout`], however long others waited before.
+    pub fn limit(&self) -> Duration {
+        self.inner().config.drop_timeout
+    }
+
+    /// How long a call that ends something, or looks at it, waits for an engine core now: [`HcaConfig::drop_timeout`], less what the core has been
     /// waited for in vain since it last answered or made a round.
     pub fn patience(&self, core: usize) -> Duration {
         let inner = self.inner();

@@ -265,6 +265,12 @@ impl<R> Call<R> {
     }
 }
 
+/// Between two looks at whether a core has answered.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Looks that every core gets before it counts as one that does not answer.
+const LOOKS: u32 = 20;
+
 impl Inner {
     /// Carries out `f` on a core and returns its answer. `even_dead`: also on a core whose engine died.
     pub(crate) fn on_core<R: Send + 'static>(
@@ -289,7 +295,9 @@ impl Inner {
             }
         }));
         let start = Instant::now();
+        let mut looks = 0;
         loop {
+            looks += 1;
             let dead = slot.dead.get();
             if dead.is_none() || even_dead {
                 slot.help(self);
@@ -299,7 +307,7 @@ impl Inner {
                 let mut guard = match dead {
                     None => {
                         call.ready
-                            .wait_timeout(guard, Duration::from_micros(200))
+                            .wait_timeout(guard, LOOK)
                             .unwrap_or_else(PoisonError::into_inner)
                             .0
                     }
@@ -323,7 +331,11 @@ impl Inner {
                 });
             }
             // What runs is bounded, so it is waited for; only an engine that is stopped in a debugger, say, gets past the second limit.
-            if waited >= timeout && (call.withdraw() || waited >= timeout + Duration::from_secs(10))
+            // Time that passes between two looks is nobody's silence: the whole machine stood still, or this thread.
+            let asked = looks >= LOOKS || timeout < LOOK * LOOKS;
+            if waited >= timeout
+                && asked
+                && (call.withdraw() || waited >= timeout + Duration::from_secs(10))
             {
                 slot.waited_in_vain(waited);
                 return Err(HcaError::TimedOut { core, what, waited });
@@ -336,5 +348,44 @@ impl Inner {
         let slot = &self.cores[core];
         slot.post(Box::new(f));
         slot.help(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Hca, HcaConfig};
+    use std::sync::mpsc;
+
+    const BUSY: Duration = Duration::from_millis(300);
+
+    #[test]
+    fn what_was_waited_in_vain_for_an_end_is_not_taken_from_a_beginning() {
+        let hca = Hca::new(HcaConfig::caller_driven()).expect("an HCA");
+        let (begins, begun) = mpsc::channel();
+        let holder = hca.clone();
+        let held = std::thread::spawn(move || {
+            let busy = move |_: &mut Core, _: &Inner| {
+                begins.send(Instant::now()).expect("it is awaited");
+                std::thread::sleep(BUSY);
+            };
+            let inner = holder.inner();
+            inner.on_core(0, "be busy", Duration::from_secs(10), false, busy)
+        });
+        let since = begun.recv().expect("it begins");
+        hca.hurry(Duration::from_millis(20));
+        let ended = hca
+            .inner()
+            .on_core(0, "end", hca.patience(0), false, |_, _| ());
+        let busy = since.elapsed() < BUSY;
+        assert!(
+            !busy || matches!(ended, Err(HcaError::TimedOut { .. })),
+            "{ended:?}"
+        );
+        // Were it given what is left for ends, it would be told at once that nobody answers.
+        let port = "udp://127.0.0.1:0".parse().expect("a port");
+        hca.open_roce(0, &port)
+            .expect("the core is waited for while it is busy");
+        held.join().expect("no panic").expect("it was carried out");
     }
 }

@@ -475,7 +475,7 @@ impl ProviderQp for SoftQp {
     fn verbs_end(&self) -> Result<VerbsEnd> {
         self.alive(|qp| {
             let port = self.verbs.port(qp.hca())?;
-            Ok(qp.prepare(&port, qp.patience())?)
+            Ok(qp.prepare(&port, qp.hca().limit())?)
         })?
     }
 
@@ -509,7 +509,7 @@ impl ProviderQp for SoftQp {
                 hca::Destination::Verbs(Box::new(verbs::target(&self.verbs, target, psn)))
             }
         };
-        Ok(self.alive(|qp| qp.connect(to, qp.patience()))??)
+        Ok(self.alive(|qp| qp.connect(to, qp.hca().limit()))??)
     }
 
     fn reset(&self, timeout: Duration) -> Result<()> {
