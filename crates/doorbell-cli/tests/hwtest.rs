@@ -292,9 +292,10 @@ fn a_second_host_that_does_not_answer_is_said_once_and_this_one_is_tested_all_th
 }
 
 /// `doorbell serve` over a device of that kind, and what it said by its end.
-fn beside_a_server(kind: &str, run: impl FnOnce(&str) -> Run) -> (Run, String) {
+fn beside_a_server(kind: &str, port: &[&str], run: impl FnOnce(&str) -> Run) -> (Run, String) {
     let mut server = Command::new(env!("CARGO_BIN_EXE_doorbell"))
-        .args(["serve", "--listen", "127.0.0.1:0", "--port", "verbs:mock1"])
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .args(port)
         .args(["--gpu", "host", "--timeout", "5"])
         .env("DOORBELL_IBVERBS", library())
         .env("MOCK_RDMA", kind)
@@ -321,7 +322,7 @@ fn beside_a_server(kind: &str, run: impl FnOnce(&str) -> Run) -> (Run, String) {
 fn a_second_host_is_greeted_once_and_what_goes_wrong_to_it_is_kept_apart() {
     // Devices in memory reach queue pairs of their own process only, so the steps to the second host fail, and those here do not.
     let args = ["--no-perf", "--signals", "100", "--timeout", "5"];
-    let (run, served) = beside_a_server("", |at| {
+    let (run, served) = beside_a_server("", &["--port", "verbs:mock1"], |at| {
         hwtest("noatomics", &[&args[..], &["--peer", at]].concat())
     });
     assert_eq!(run.status, Some(4), "{}", run.said);
@@ -365,6 +366,42 @@ fn a_second_host_is_greeted_once_and_what_goes_wrong_to_it_is_kept_apart() {
         "{served}"
     );
     assert!(!served.contains("lost"), "{served}");
+}
+
+#[test]
+fn a_second_host_without_an_rdma_device_says_so_once() {
+    let args = ["--no-perf", "--signals", "100", "--timeout", "5"];
+    let (run, served) = beside_a_server("none", &[], |at| {
+        hwtest("", &[&args[..], &["--peer", at]].concat())
+    });
+    assert_eq!(run.status, Some(4), "{}", run.said);
+    let why = run.json["peer"]["why"].as_str().expect("a reason");
+    assert!(why.contains("there is no RDMA device"), "{why}");
+    assert_eq!(
+        run.said.matches("there is no RDMA device").count(),
+        2,
+        "{}",
+        run.said
+    );
+    assert!(served.contains("there is no RDMA device"), "{served}");
+}
+
+#[test]
+fn a_second_host_that_goes_is_not_waited_for_again_and_again() {
+    let args = ["--no-perf", "--signals", "100", "--timeout", "1"];
+    // The greeting is all that it serves.
+    let once = ["--port", "verbs:mock1", "--once"];
+    let (run, _) = beside_a_server("", &once, |at| {
+        hwtest("", &[&args[..], &["--peer", at]].concat())
+    });
+    assert_eq!(run.status, Some(4), "{}", run.said);
+    let device = &run.json["devices"][0];
+    assert_eq!(device["to_peer"].as_array().expect("steps").len(), 1);
+    let left_out = device["left_out"].as_array().expect("a list");
+    assert_eq!(left_out.len(), 1, "{}", run.page);
+    let what = left_out[0]["what"].as_str().expect("what");
+    assert!(what.starts_with("5 steps to "), "{what}");
+    assert!(run.json["peer"]["says"].is_string() && run.json["peer"]["why"].is_string());
 }
 
 #[test]

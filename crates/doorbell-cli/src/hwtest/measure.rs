@@ -101,21 +101,26 @@ pub(super) fn to_peer(
     results: &mut Results,
     at: usize,
     until: Instant,
+    watched: &mut port::Watched<'_>,
 ) -> Result<()> {
     let spent = until.min(Instant::now() + args.perf_time / 2);
-    let port = results.devices[at].port.clone();
-    let mut watched = port::Watched::new(&port);
-    for (name, test) in THERE {
+    for (done, (name, test)) in THERE.into_iter().enumerate() {
         let Some(peer) = results.peer.clone() else {
             return Ok(());
         };
+        // What is wrong with it has been said.
+        if peer.why.is_some() {
+            let what = format!("{} steps to {}", STEPS - done, peer.name);
+            let why = "the second host is not reached";
+            results.devices[at].left_out.push(LeftOut::new(what, why));
+            return results.save(args);
+        }
         let name = format!("{name} to {}", peer.name);
         let device = &mut results.devices[at];
-        let left_out = match (&peer.why, test.is_atomic() && !device.atomics) {
-            (Some(why), _) => Some(LeftOut::new(name.clone(), format!("second host: {why}"))),
-            (None, true) => Some(LeftOut::new(name.clone(), NO_ATOMICS)),
-            (None, false) if Instant::now() >= until => Some(LeftOut::for_time(name.clone())),
-            (None, false) => None,
+        let left_out = match test.is_atomic() && !device.atomics {
+            true => Some(LeftOut::new(name.clone(), NO_ATOMICS)),
+            false if Instant::now() >= until => Some(LeftOut::for_time(name.clone())),
+            false => None,
         };
         if let Some(left_out) = left_out {
             device.left_out.push(left_out);
@@ -132,7 +137,7 @@ pub(super) fn to_peer(
                 why: format!("not tried: {why}"),
                 output: None,
             }),
-            None => one(args, &port, test, &how, until, &mut watched),
+            None => one(args, test, &how, until, watched),
         };
         let millis = started.elapsed().as_millis() as u64;
         let step = match &ran {
@@ -178,12 +183,11 @@ pub(super) fn here(
     results: &mut Results,
     at: usize,
     until: Instant,
+    watched: &mut port::Watched<'_>,
 ) -> Result<()> {
     let spent = until.min(Instant::now() + args.perf_time);
     let by_cuda = BY_CUDA.iter().filter(|_| results.host.gpu.is_some());
     let tests: Vec<Test> = HERE.iter().chain(by_cuda).copied().collect();
-    let port = results.devices[at].port.clone();
-    let mut watched = port::Watched::new(&port);
     for test in tests {
         let device = &mut results.devices[at];
         if test.is_atomic() && !device.atomics {
@@ -199,7 +203,7 @@ pub(super) fn here(
                 why: format!("not tried: {why}"),
                 output: None,
             }),
-            None => one(args, &port, test, &How::Measured(None), until, &mut watched),
+            None => one(args, test, &How::Measured(None), until, watched),
         };
         match ran {
             Ok(ran) => keep(args, results, at, ran, None),
@@ -217,7 +221,7 @@ pub(super) fn here(
         results.save(args)?;
     }
     if results.host.gpu.is_some() {
-        let said = gpu_memory(args, &port, until);
+        let said = gpu_memory(args, until, watched);
         args.say(&format!("  GPU memory: {said}"));
         results.devices[at].gpu_memory = Some(said);
     }
@@ -225,7 +229,7 @@ pub(super) fn here(
 }
 
 /// Does the device move GPU memory by itself? A test of its own: without that, payloads in host memory still go.
-fn gpu_memory(args: &HwtestArgs, port: &str, until: Instant) -> String {
+fn gpu_memory(args: &HwtestArgs, until: Instant, watched: &mut port::Watched<'_>) -> String {
     let test = cuda(&[
         "put-bw",
         "--size",
@@ -235,8 +239,7 @@ fn gpu_memory(args: &HwtestArgs, port: &str, until: Instant) -> String {
         "--local-mem",
         "gpu",
     ]);
-    let mut watched = port::Watched::new(port);
-    match one(args, port, test, &How::Measured(None), until, &mut watched) {
+    match one(args, test, &How::Measured(None), until, watched) {
         Ok(_) => "reached".to_owned(),
         Err(Ended::TimeUp) => "not tried: the others took the time".to_owned(),
         Err(Ended::Failed { why, .. }) => why,
@@ -278,13 +281,12 @@ enum Ended {
 /// Runs one.
 fn one(
     args: &HwtestArgs,
-    port: &str,
     test: Test,
     how: &How<'_>,
     until: Instant,
     watched: &mut port::Watched<'_>,
 ) -> Result<Ran, Ended> {
-    match run(args, port, test, how, until) {
+    match run(args, watched.name, test, how, until) {
         Ok(Some(ran)) => Ok(ran),
         Ok(None) => Err(Ended::TimeUp),
         Err(e) => {

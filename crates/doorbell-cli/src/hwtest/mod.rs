@@ -369,9 +369,10 @@ fn test(args: &HwtestArgs, results: &mut Results, at: usize, until: Instant) -> 
         until,
         atomics: results.devices[at].atomics,
     };
+    let mut port = port::Watched::new(&name);
     // What was said before is about no step.
     drop(heard::take());
-    trial::run(&name, amount, &mut |noted| {
+    trial::run(&mut port, amount, &mut |noted| {
         let device = &mut results.devices[at];
         match noted {
             Noted::Step(step) => {
@@ -387,10 +388,10 @@ fn test(args: &HwtestArgs, results: &mut Results, at: usize, until: Instant) -> 
         return Ok(());
     }
     if results.peer.is_some() {
-        measure::to_peer(args, results, at, until)?;
+        measure::to_peer(args, results, at, until, &mut port)?;
     }
     if !args.no_perf {
-        measure::here(args, results, at, until)?;
+        measure::here(args, results, at, until, &mut port)?;
     }
     Ok(())
 }

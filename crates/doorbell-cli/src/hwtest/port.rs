@@ -2,7 +2,7 @@
 
 /// A port, and why it cannot be used, once that was so.
 pub(super) struct Watched<'a> {
-    name: &'a str,
+    pub(super) name: &'a str,
     down: bool,
 }
 

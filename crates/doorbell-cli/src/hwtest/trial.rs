@@ -178,7 +178,7 @@ fn told(error: DeviceError) -> anyhow::Error {
 /// # Errors
 /// Those of `note`, which is given each step when it has ended.
 pub(crate) fn run(
-    name: &str,
+    port: &mut port::Watched<'_>,
     amount: Amount,
     note: &mut dyn FnMut(Noted) -> Result<()>,
 ) -> Result<()> {
@@ -194,9 +194,9 @@ pub(crate) fn run(
         ("memory that goes under traffic", under_traffic),
         ("a peer that is gone", gone),
     ];
-    let mut port = port::Watched::new(name);
-    let (bench, step) = timed("opening, memory, queue pairs", &mut port, || {
-        let bench = Bench::new(name, amount.timeout)?;
+    let device = port.name;
+    let (bench, step) = timed("opening, memory, queue pairs", port, || {
+        let bench = Bench::new(device, amount.timeout)?;
         // Whatever the device may refuse for want of resources is refused here.
         for side in [&bench.a, &bench.b] {
             side.source.remote_over(LinkKind::Verbs)?;
@@ -213,7 +213,7 @@ pub(crate) fn run(
             note(Noted::LeftOut(LeftOut::for_time(name)))?;
             continue;
         }
-        let (_, step) = timed(name, &mut port, || Ok(((), check(&bench, amount)?)));
+        let (_, step) = timed(name, port, || Ok(((), check(&bench, amount)?)));
         note(Noted::Step(step))?;
     }
     Ok(())
