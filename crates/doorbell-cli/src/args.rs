@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     /// Watch what the queue pairs of running processes do, or serve it to Prometheus
     Stat(StatArgs),
-    /// Be the far side of `perf --link roce --connect` from other hosts
+    /// Be the far side of `perf --connect` (roce, verbs) and `hwtest --peer` from other hosts
     Serve(ServeArgs),
     /// Be the peer of `ibv_rc_pingpong` or `ibv_uc_pingpong`, over RoCE
     Pingpong(PingpongArgs),
@@ -435,6 +435,8 @@ Examples:
                                           two processes on two cores
   doorbell perf put-bw --link roce --connect HOST
                                           two hosts; there: `doorbell serve`
+  doorbell perf put-bw --link verbs:mlx5_0 --connect HOST
+                                          the same through an RDMA NIC
   mpirun -n 2 doorbell perf put-bw --link roce
                                           two ranks of a launcher
   doorbell perf forward --gpu cuda        HCA to kernel and back
@@ -465,7 +467,8 @@ pub(crate) struct PerfArgs {
 
     /// How the bytes reach the target: loopback (this process), shm (a second process of this
     /// host), roce (RoCEv2 packets: a second process, --connect's host, or a launcher's rank 1),
-    /// or roce:PORT with udp://ADDR[:PORT] or raw:IFNAME
+    /// roce:PORT with udp://ADDR[:PORT] or raw:IFNAME, verbs (an RDMA device, to the same), or
+    /// verbs:DEVICE[:PORT] as verbs:mlx5_0 (verbs.md)
     #[arg(long, value_name = "LINK", value_parser = Known(link, LINKS), hide_possible_values = true, default_value = "loopback", help_heading = "Set-up")]
     pub(crate) link: LinkChoice,
 

@@ -89,7 +89,14 @@ fn main() -> ExitCode {
         log("warn", false);
         return status(perf::peer::serve(&args).map(|()| Ended::Well));
     }
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|e| {
+        let steers = |word: std::ffi::OsString| word.to_string_lossy().contains(char::is_control);
+        if std::env::args_os().any(steers) {
+            complain(shown(&e.render().to_string()).trim_end());
+            std::process::exit(e.exit_code());
+        }
+        e.exit()
+    });
     // What an explanation provokes is on its page.
     match &cli.command {
         Command::Explain(_) => log("error", false),
@@ -98,7 +105,24 @@ fn main() -> ExitCode {
     status(run(&cli.command))
 }
 
+/// Files that a command writes, of those that write several.
+fn outputs(command: &Command) -> Vec<(&'static str, &std::path::Path)> {
+    match command {
+        Command::Perf(args) => [
+            ("--json", &args.json),
+            ("--trace", &args.trace),
+            ("--pcap", &args.remote.pcap),
+        ]
+        .into_iter()
+        .filter_map(|(name, path)| Some((name, path.as_deref()?)))
+        .collect(),
+        Command::Hwtest(args) => args.outputs().to_vec(),
+        _ => Vec::new(),
+    }
+}
+
 fn run(command: &Command) -> anyhow::Result<Ended> {
+    files::distinct(&outputs(command))?;
     match command {
         Command::Info(args) => info::run(args),
         Command::Doctor(args) => doctor::run(args),
@@ -160,6 +184,18 @@ pub(crate) fn complain(line: &str) {
     });
 }
 
+/// Text in which something is that a user, a peer or a file gave: a terminal is to be told of it, not steered.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && !matches!(c, '\n' | '\t') {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
 /// An error and what is behind it, each thing once: many errors of the libraries already name their cause.
 pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut text = String::new();
@@ -172,7 +208,12 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
             text.push_str(&cause);
         }
     }
-    text
+    let mut shown = shown(&text);
+    let too_many = format!("(os error {})", rustix::io::Errno::MFILE.raw_os_error());
+    if shown.contains(&too_many) && !shown.contains("ulimit -n") {
+        shown.push_str(": `ulimit -n` says how many files a process may have open: `ulimit -n 65536`, or as much as `ulimit -Hn` allows");
+    }
+    shown
 }
 
 /// Warnings, or whatever is `usual`, go to standard error; `DOORBELL_LOG` asks for more. Whoever is to `keep` them has them in its results, too.
@@ -249,5 +290,21 @@ mod tests {
         assert_eq!(words(&error), "put-bw: making a thing: no room");
         let error = anyhow::anyhow!("a").context("b").context("a");
         assert_eq!(words(&error), "a: b");
+    }
+
+    #[test]
+    fn what_was_given_does_not_steer_a_terminal() {
+        let error = anyhow::anyhow!("no device a\x1b[31mb\u{9b}c\n  see there");
+        assert_eq!(
+            words(&error),
+            "no device a\\u{1b}[31mb\\u{9b}c\n  see there"
+        );
+    }
+
+    #[test]
+    fn too_few_files_are_told_with_the_limit() {
+        let error = std::io::Error::from_raw_os_error(24);
+        let text = words(&anyhow::Error::new(error).context("opening a port"));
+        assert!(text.contains("`ulimit -n 65536`"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! `doorbell serve`: the far side of `perf --link roce --connect`, for any number of clients.
+//! `doorbell serve`: the far side of `perf --connect` over RoCE and verbs and of `hwtest --peer`, for any number of clients.
 //!
 //! Each client has a thread, a device and a RoCE port of its own, at the address by which it came, so that one client's
 //! fault is not another's. Who dials and does not say who it is takes nobody's place. A signal ends the server: who is being
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
     let mut acceptor = Acceptor::bind(args.listen.as_deref())?;
     let at = acceptor.address();
     say(&format!(
-        "listening on TCP {at}; on the other host: doorbell perf put-bw --link roce --connect HOST:{}",
+        "listening on TCP {at}; on the other host: doorbell perf put-bw --link roce --connect HOST:{0} (or --link verbs: an RDMA NIC), or doorbell hwtest --peer HOST:{0}",
         at.port()
     ));
     let server = Server {

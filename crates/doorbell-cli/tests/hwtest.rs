@@ -109,7 +109,7 @@ fn every_step_goes_well_on_a_device_that_does_as_it_should() {
         assert!(!run.page.contains("UDP"), "{}", run.page);
         // It is told where to send it, and whose library it was is known or said not to be.
         assert!(
-            run.said.contains("attach doorbell-hwtest.json to an issue"),
+            run.said.contains("send doorbell-hwtest.json"),
             "{}",
             run.said
         );
@@ -153,6 +153,85 @@ fn the_gid_that_was_used_is_recorded() {
 }
 
 #[test]
+fn an_option_of_another_kind_of_device_is_refused_when_it_is_opened() {
+    let run = hwtest(
+        "",
+        &[&SHORT[..], &["--device", "mock1?order=inline"]].concat(),
+    );
+    assert_eq!(run.status, Some(3), "{}", run.said);
+    assert!(
+        run.page.contains("order=inline is of an EFA"),
+        "{}",
+        run.page
+    );
+    let run = hwtest(
+        "efa",
+        &[&SHORT[..], &["--device", "mock1?order=inline"]].concat(),
+    );
+    assert_eq!(run.status, Some(0), "{}", run.said);
+}
+
+/// What the kernel has on the PCI bus is told even where there is no RDMA device.
+#[test]
+fn network_controllers_are_listed_whatever_libibverbs_says() {
+    let run = hwtest("none", &SHORT);
+    let rdma = &run.json["host"]["rdma"];
+    let adapters = rdma["adapters"].as_array().expect("a list");
+    let count = |words: &str| run.page.lines().filter(|l| l.starts_with(words)).count();
+    assert_eq!(count("network controller "), adapters.len(), "{}", run.page);
+    assert_eq!(count("RDMA modules "), 1, "{}", run.page);
+    assert!(rdma["modules"].is_array() && rdma["providers"].is_array());
+}
+
+#[test]
+fn two_outputs_of_a_command_are_two_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let status = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+            .current_dir(folder.path())
+            .args(args)
+            .output()
+            .expect("it runs");
+        assert!(
+            text(&output).contains("one and the same place"),
+            "{}",
+            text(&output)
+        );
+        output.status.code()
+    };
+    for (a, b) in [("--json", "--page"), ("--page", "--json")] {
+        assert_eq!(status(&["hwtest", a, "x", b, "./x"]), Some(2));
+    }
+    let perf = ["perf", "put-bw", "--quick", "--json", "x"];
+    assert_eq!(status(&[&perf[..], &["--trace", "x"]].concat()), Some(2));
+    assert_eq!(status(&[&perf[..], &["--pcap", "./x"]].concat()), Some(2));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("listed").count(), 0);
+}
+
+#[test]
+fn what_was_given_does_not_steer_a_terminal() {
+    for args in [
+        &["hwtest", "--device", "mo\u{1b}[31mck"][..],
+        &["hwtest", "--peer", "ho\u{1b}[31mst"],
+        &["perf", "put-bw", "--link", "verbs:mo\u{1b}[31mck"],
+        &["serve", "--port", "verbs:mo\u{1b}[31mck"],
+        &["info", "--gpu", "mo\u{1b}[31mck"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+            .args(args)
+            .output()
+            .expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", text(&output));
+        let bytes = [output.stdout, output.stderr].concat();
+        assert!(
+            !bytes.contains(&0x1b),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&bytes)
+        );
+    }
+}
+
+#[test]
 fn that_nothing_could_be_tried_is_a_result_too() {
     for (kind, words) in [
         ("down", "port 1 of RDMA device mock1 is down, not active"),
@@ -176,7 +255,7 @@ fn that_nothing_could_be_tried_is_a_result_too() {
             run.page
         );
         assert!(
-            run.said.contains("attach doorbell-hwtest.json"),
+            run.said.contains("send doorbell-hwtest.json"),
             "{kind}: {}",
             run.said
         );

@@ -26,8 +26,9 @@ pub mod tree;
 
 pub use error::Error;
 pub use report::{
-    Container, Distance, Driver, Gate, GateState, Gpu, Here, Library, Limits, Machine, Memory, Nic,
-    Path, PathState, Report, SCHEMA, Software, Unseen, Variable, Verdict, Who,
+    Adapter, Container, Distance, Driver, Gate, GateState, Gpu, Here, Library, Limits, Machine,
+    Memory, Nic, Path, PathState, RdmaSystem, Report, SCHEMA, Software, Unseen, Variable, Verdict,
+    Who,
 };
 pub use rules::NcclFound;
 pub use screen::screen;
@@ -37,6 +38,11 @@ pub use tree::Tree;
 /// [`examine`], without looking at the machine.
 pub fn nccl_with_plugin(tree: &dyn Tree, exports: &[&str]) -> Vec<NcclFound> {
     rules::nccl_with_plugin(facts::installed(tree), exports)
+}
+
+/// Network controllers on the PCI bus behind `tree`, driven or not, and what of the RDMA software is there: for who finds no RDMA device.
+pub fn rdma_system(tree: &dyn Tree) -> RdmaSystem {
+    facts::rdma_system(tree)
 }
 
 /// Reads the machine behind `tree` and judges its libraries.

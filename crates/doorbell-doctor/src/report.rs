@@ -108,6 +108,38 @@ pub struct Gpu {
     pub numa_node: Option<u32>,
 }
 
+/// A network controller on the PCI bus, whether or not anything drives it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Adapter {
+    /// PCI address (`0000:3b:00.0`).
+    pub pci: String,
+    /// PCI vendor and device, hexadecimal (`14e4:1750`).
+    pub id: String,
+    /// Those of the board.
+    pub board: String,
+    /// Vendor and model, where the ids are known.
+    pub name: Option<String>,
+    /// Kernel driver; `None`: nothing drives it.
+    pub driver: Option<String>,
+    /// Network interfaces.
+    pub interfaces: Vec<String>,
+    /// RDMA devices that the kernel made of it.
+    pub rdma: Vec<String>,
+    /// What it lacks to be an RDMA device that can be used, and what to do, where its driver tells; `None`: nothing, or not known.
+    pub lacks: Option<String>,
+}
+
+/// Network controllers, and what makes RDMA devices of them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RdmaSystem {
+    /// All network controllers on the PCI bus.
+    pub adapters: Vec<Adapter>,
+    /// Kernel modules of RDMA that are loaded.
+    pub modules: Vec<&'static str>,
+    /// Providers that rdma-core is told of (`/etc/libibverbs.d`).
+    pub providers: Vec<String>,
+}
+
 /// A network adapter.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Nic {

@@ -75,11 +75,7 @@ impl Alarm {
 
 impl fmt::Debug for VerbsPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "VerbsPort({}, GID index {})",
-            self.config, self.gid.index
-        )
+        write!(f, "{} (GID index {})", self.config, self.gid.index)
     }
 }
 
@@ -104,6 +100,12 @@ impl VerbsPort {
             return Err(VerbsError::Unsupported {
                 device: config.device.clone(),
                 what: "an EFA has no service level, traffic class or partition keys: leave out sl, tc and pkey".to_owned(),
+            });
+        }
+        if efa.is_none() && config.relaxed {
+            return Err(VerbsError::Unsupported {
+                device: config.device.clone(),
+                what: "order=inline is of an EFA, and it is none: leave it out".to_owned(),
             });
         }
         Ok(Self {
@@ -485,7 +487,7 @@ pub(crate) struct Nic {
 
 impl fmt::Debug for Nic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Nic({:?}, QP {:#08x})", self.port, self.qp.qpn())
+        write!(f, "{:?}, QP {:#08x}", self.port, self.qp.qpn())
     }
 }
 

@@ -205,5 +205,8 @@ Both sides take the same -s, -n and -m. On the other host, with rdma-core:
   ibv_rc_pingpong -g 1 THIS_HOST          and here: doorbell pingpong";
 
 const SERVE: &str = "\
-On the other host: doorbell perf put-bw --link roce --connect THIS_HOST
+On the other host, one of:
+  doorbell perf put-bw --link roce --connect THIS_HOST
+  doorbell perf put-bw --link verbs --connect THIS_HOST     an RDMA NIC
+  doorbell hwtest --peer THIS_HOST                          to test that
 SIGINT and SIGTERM end it.";

@@ -263,11 +263,6 @@ impl HwtestArgs {
 
 /// Runs it.
 pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
-    if is_stdout(&args.json) && is_stdout(&args.page) {
-        let wrong =
-            anyhow::anyhow!("--json - and --page - are one and the same place: name a file");
-        return Err(wrong.context(WrongArguments));
-    }
     for name in &args.device {
         doorbell::connect::check_verbs_port(name).context(WrongArguments)?;
     }

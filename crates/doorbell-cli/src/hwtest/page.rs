@@ -3,21 +3,30 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use doorbell_doctor::RdmaSystem;
+
 use super::system::Host;
-use super::{DeviceResult, LeftOut, Measured, Results, Step, measure, trial};
+use super::{DeviceResult, HwtestArgs, LeftOut, Measured, Results, Step, measure, trial};
+
+impl HwtestArgs {
+    /// The files that it writes.
+    pub(crate) fn outputs(&self) -> [(&'static str, &Path); 2] {
+        [("--json", &self.json), ("--page", &self.page)]
+    }
+}
 
 /// Where results are sent: to the repository, if this program knows where that is.
 pub(super) fn where_to_send(json: &Path) -> String {
-    let tracker = match env!("CARGO_PKG_REPOSITORY") {
-        "" => "an issue of the project that you have this program from".to_owned(),
-        url => format!("an issue at {url}/issues"),
+    let to = match env!("CARGO_PKG_REPOSITORY") {
+        "" => "to whoever gave you this program, or as an issue of its repository".to_owned(),
+        url => format!("to whoever gave you this program, or as an issue at {url}/issues"),
     };
     let json = match json.as_os_str() == "-" {
         true => "the JSON".into(),
         false => json.display().to_string(),
     };
     format!(
-        "Please send it back, whatever it says: attach {json} to {tracker}, named after the NIC. It becomes a line of HARDWARE.md."
+        "Please send {json} and the page, whatever they say, {to}, named after the NIC. Those two are all that is wanted."
     )
 }
 
@@ -178,7 +187,7 @@ pub(super) fn host(host: &Host) -> Vec<String> {
         (Some(gpu), _) => format!("GPU {gpu}, driver {}", known(host.gpu_driver.as_deref())),
         (None, why) => format!("GPU none: {}", known(why.as_deref())),
     };
-    vec![
+    let mut lines = vec![
         format!("memory that may be locked: {}", host.locking()),
         format!(
             "{}, {}, {} CPUs of {}",
@@ -189,7 +198,50 @@ pub(super) fn host(host: &Host) -> Vec<String> {
         ),
         format!("rdma-core {}", host.rdma_core),
         gpu,
-    ]
+    ];
+    lines.extend(adapters(&host.rdma));
+    lines
+}
+
+/// Network controllers, with what one lacks to be an RDMA device; and what of the RDMA software is there.
+fn adapters(rdma: &RdmaSystem) -> Vec<String> {
+    let list = |words: &[String]| match words {
+        [] => "none".to_owned(),
+        words => words.join(" "),
+    };
+    let mut lines: Vec<String> = rdma
+        .adapters
+        .iter()
+        .map(|a| {
+            let mut line = format!("network controller {} {} (board {})", a.pci, a.id, a.board);
+            if let Some(name) = &a.name {
+                let _ = write!(line, ", {name}");
+            }
+            let _ = write!(
+                line,
+                ": driver {}, interfaces {}, RDMA devices {}",
+                a.driver.as_deref().unwrap_or("none"),
+                list(&a.interfaces),
+                list(&a.rdma)
+            );
+            if let Some(lacks) = &a.lacks {
+                let _ = write!(line, "\n  {lacks}");
+            }
+            line
+        })
+        .collect();
+    if lines.is_empty() {
+        lines.push("network controllers on the PCI bus: none".to_owned());
+    }
+    let modules = match rdma.modules.as_slice() {
+        [] => "none".to_owned(),
+        loaded => loaded.join(" "),
+    };
+    lines.push(format!(
+        "RDMA modules {modules}; providers of rdma-core {}",
+        list(&rdma.providers)
+    ));
+    lines
 }
 
 /// A device's heading, with what is against it.
@@ -200,7 +252,11 @@ pub(super) fn device(device: &DeviceResult) -> String {
         device.port,
         known(hardware.driver.as_deref()),
         known(Some(&device.firmware)),
-        hardware.pci.as_deref().unwrap_or("none")
+        match (&hardware.address, &hardware.pci) {
+            (Some(at), Some(id)) => format!("{id} at {at}"),
+            (Some(one), None) | (None, Some(one)) => one.clone(),
+            (None, None) => "none".to_owned(),
+        }
     );
     if !device.link_layer.is_empty() {
         let _ = write!(
@@ -263,4 +319,28 @@ pub(super) fn text(results: &Results) -> String {
         let _ = writeln!(page, "{}", line_of_the_list(results, device));
     }
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_without_its_rdma_driver_is_on_the_page() {
+        let tree = doorbell_doctor::tree::Manifest::parse(
+            "/sys/bus/pci/devices/0000:01:00.0/class: 0x020000\n/sys/bus/pci/devices/0000:01:00.0/vendor: 0x14e4\n/sys/bus/pci/devices/0000:01:00.0/device: 0x1750\n/sys/bus/pci/devices/0000:01:00.0/driver -> ../../drivers/bnxt_en\n",
+        );
+        let lines = adapters(&doorbell_doctor::rdma_system(&tree.expect("a machine")));
+        assert_eq!(lines.len(), 2, "{lines:?}");
+        for words in [
+            "0000:01:00.0 14e4:1750",
+            "driver bnxt_en",
+            "\n  bnxt_re, which",
+        ] {
+            assert!(lines[0].contains(words), "{}", lines[0]);
+        }
+        assert!(lines[1].starts_with("RDMA modules none"), "{}", lines[1]);
+        let none = adapters(&RdmaSystem::default());
+        assert_eq!(none[0], "network controllers on the PCI bus: none");
+    }
 }

@@ -31,6 +31,8 @@ pub(super) struct Host {
     gpu_memory_modules: Vec<&'static str>,
     /// Variables of this program's own that are in force.
     variables: BTreeMap<String, String>,
+    /// Network controllers on the PCI bus, driven or not, and what of the RDMA software is there.
+    pub(super) rdma: doorbell_doctor::RdmaSystem,
 }
 
 /// libibverbs.
@@ -138,6 +140,7 @@ impl Host {
                 })
                 .filter(|(name, value)| name.starts_with("DOORBELL_") && !value.is_empty())
                 .collect(),
+            rdma: doorbell_doctor::rdma_system(&doorbell_doctor::tree::Live::here()),
         }
     }
 }
@@ -159,6 +162,8 @@ pub(super) struct Hardware {
     pub(super) driver: Option<String>,
     /// PCI vendor and device, and those of the board.
     pub(super) pci: Option<String>,
+    /// Where it is on the bus.
+    pub(super) address: Option<String>,
     pub(super) board: Option<String>,
     /// Speed of the port, in the kernel's words.
     pub(super) rate: Option<String>,
@@ -194,6 +199,16 @@ impl Hardware {
         let pci = ["vendor", "device", "subsystem_vendor", "subsystem_device"]
             .map(|name| word(&format!("device/{name}")));
         let link = std::fs::read_link(at.join("device/driver")).ok();
+        let real = std::fs::canonicalize(at.join("device")).ok();
+        // A device of another bus (an auxiliary one) stands on one of PCI.
+        let address = real.as_deref().and_then(|real| {
+            let mut names = real.ancestors().filter_map(Path::file_name);
+            names.find_map(|n| {
+                Some(n.to_str()?)
+                    .filter(|n| is_pci_address(n))
+                    .map(str::to_owned)
+            })
+        });
         Self {
             driver: link.and_then(|l| Some(l.file_name()?.to_string_lossy().into_owned())),
             pci: match pci {
@@ -202,12 +217,20 @@ impl Hardware {
                 }
                 _ => None,
             },
+            address,
             board: word("board_id").or_else(|| word("hca_type")),
             rate: word(&format!("ports/{port}/rate")),
             interface: word(&format!("ports/{port}/gid_attrs/ndevs/0")),
             firmware: word("fw_ver"),
         }
     }
+}
+
+/// As `0000:3b:00.0`.
+fn is_pci_address(name: &str) -> bool {
+    let hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let parts: Vec<&str> = name.split([':', '.']).collect();
+    parts.len() == 4 && name.matches(':').count() == 2 && parts.into_iter().all(hex)
 }
 
 fn file(path: impl AsRef<Path>) -> Option<String> {
@@ -238,7 +261,10 @@ mod tests {
     fn a_device_is_what_the_kernel_says_of_it() {
         let root = tempfile::tempdir().expect("a folder");
         let at = root.path();
-        std::fs::create_dir_all(at.join("device")).expect("a folder");
+        let bus = tempfile::tempdir().expect("a folder");
+        let device = bus.path().join("0000:3b:00.0/bnxt_en.rdma.0");
+        std::fs::create_dir_all(&device).expect("a folder");
+        std::os::unix::fs::symlink(&device, at.join("device")).expect("a link");
         std::fs::create_dir_all(at.join("ports/1")).expect("a folder");
         for (name, text) in [
             ("device/vendor", "0x14e4\n"),
@@ -254,6 +280,7 @@ mod tests {
         let seen = Hardware::below(at, 1);
         assert_eq!(seen.driver.as_deref(), Some("bnxt_en"));
         assert_eq!(seen.pci.as_deref(), Some("0x14e4:0x1750 (0x14e4:0x5208)"));
+        assert_eq!(seen.address.as_deref(), Some("0000:3b:00.0"));
         assert_eq!(seen.board.as_deref(), Some("BCM57508"));
         assert_eq!(seen.rate.as_deref(), Some("100 Gb/sec (4X EDR)"));
         // A device without a place on a bus, as soft-RoCE's.

@@ -218,7 +218,17 @@ pub(crate) fn session(
     outcome
 }
 
+/// What is known of an initiator that hung up: it was told of a failure here, or nothing.
+fn gone(told: Option<String>) -> String {
+    match told {
+        Some(why) => format!("it went after it was told: {why}"),
+        None => "it went without a word: the run failed there (it says why), a signal ended it (^C), or it was killed".to_owned(),
+    }
+}
+
 fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
+    // The last answer, if it was a failure.
+    let mut told = None;
     while let Some(text) = orders.next(&mut || state.turn())? {
         let order: Order = serde_json::from_slice(&text).with_context(|| {
             format!(
@@ -231,8 +241,15 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
             return Ok(Parting::Goodbye { well });
         }
         let answer = match state.obey(order, orders) {
-            Ok(answer) => answer,
-            Err(e) => serde_json::to_vec(&Answer::<()>::Err(crate::words(&e)))?,
+            Ok(answer) => {
+                told = None;
+                answer
+            }
+            Err(e) => {
+                let words = crate::words(&e);
+                told = Some(words.clone());
+                serde_json::to_vec(&Answer::<()>::Err(words))?
+            }
         };
         // An initiator that is gone reads nothing: there is nobody left to tell.
         if !orders.answer(answer) {
@@ -244,9 +261,7 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
     if let Some(how) = &how {
         orders.tell(how);
     }
-    Ok(Parting::Lost(how.unwrap_or_else(|| {
-        "it went without a word: a signal ended it (^C), or it was killed".to_owned()
-    })))
+    Ok(Parting::Lost(how.unwrap_or_else(|| gone(told))))
 }
 
 fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
@@ -434,6 +449,13 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+
+    #[test]
+    fn who_hangs_up_on_a_failure_was_not_ended_by_a_signal() {
+        let told = gone(Some("no memory".to_owned()));
+        assert_eq!(told, "it went after it was told: no memory");
+        assert!(gone(None).starts_with("it went without a word: the run failed there"));
+    }
 
     #[test]
     fn who_waits_takes_no_cpu_from_those_who_run_the_engine() {

@@ -1,5 +1,6 @@
 //! Reads everything; judges nothing. One file a subject, all over [`View`].
 
+mod adapters;
 mod bus;
 pub(crate) mod driver;
 mod host;
@@ -84,4 +85,9 @@ pub(crate) fn installed(tree: &dyn Tree) -> Vec<Found> {
     let environment = view.environment();
     let folders = libraries::folders(view, &environment);
     libraries::found(view, &folders, &environment)
+}
+
+/// Network controllers and what makes RDMA devices of them.
+pub(crate) fn rdma_system(tree: &dyn Tree) -> crate::report::RdmaSystem {
+    adapters::rdma_system(View(tree))
 }

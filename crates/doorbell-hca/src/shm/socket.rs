@@ -298,7 +298,7 @@ impl Socket {
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(Refusal::new(
                 RefusalCode::Descriptors,
-                "descriptors were cut off: too many, or this process has no room for more (RLIMIT_NOFILE)",
+                "descriptors were cut off: too many, or this process has no room for more (RLIMIT_NOFILE, `ulimit -n`)",
             ));
         }
         if message.flags.contains(ReturnFlags::TRUNC) || message.bytes > MAX_MESSAGE {

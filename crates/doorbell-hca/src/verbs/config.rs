@@ -55,9 +55,13 @@ impl VerbsConfig {
         /// A number up to `most`.
         fn number(what: &str, value: &str, most: u16) -> Result<u16, String> {
             let read = value.parse().ok().filter(|n| *n <= most);
+            let value = value.escape_debug();
             read.ok_or_else(|| format!("`{value}` is no {what}, which are 0 to {most}"))
         }
-        let word = |values: &str| format!("`{value}` is no value of `{name}`: give {values}");
+        let word = |values: &str| {
+            let value = value.escape_debug();
+            format!("`{value}` is no value of `{name}`: give {values}")
+        };
         match (name, value) {
             ("gid", _) => self.gid = Some(number("GID index", value, 255)? as u8),
             ("sl", _) => self.service_level = number("service level", value, 15)? as u8,
@@ -65,7 +69,8 @@ impl VerbsConfig {
             ("pkey", _) => self.pkey_index = number("index of a P_Key", value, u16::MAX)?,
             ("ip", _) => {
                 let ip = value.parse();
-                self.ip = Some(ip.map_err(|_| format!("`{value}` is no address"))?);
+                let wrong = |_| format!("`{}` is no address", value.escape_debug());
+                self.ip = Some(ip.map_err(wrong)?);
             }
             ("order", "inline") => self.relaxed = true,
             ("order", _) => return Err(word("inline")),
@@ -74,7 +79,8 @@ impl VerbsConfig {
             ("post", _) => return Err(word("calls or list")),
             _ => {
                 return Err(format!(
-                    "`{name}` is no option: there are gid, sl, tc, pkey, ip, order and post"
+                    "`{}` is no option: there are gid, sl, tc, pkey, ip, order and post",
+                    name.escape_debug()
                 ));
             }
         }
@@ -88,21 +94,36 @@ impl FromStr for VerbsConfig {
     /// `DEVICE[:PORT][?gid=N][&sl=N][&tc=N][&pkey=N][&ip=ADDRESS][&post=list][&order=inline]`.
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.strip_prefix("verbs:").unwrap_or(text);
-        let (name, options) = text.split_once('?').unwrap_or((text, ""));
+        let (name, options) = match text.split_once('?') {
+            Some((name, options)) => (name, Some(options)),
+            None => (text, None),
+        };
         let (device, port) = name.split_once(':').unwrap_or((name, "1"));
         let wrong =
             |what: String| format!("{what}: give DEVICE[:PORT][?gid=N], as rxe0 or mlx5_0:1?gid=3");
         if device.is_empty() {
             return Err(wrong("no device is named".to_owned()));
         }
+        if device.contains(|c: char| c.is_control() || c.is_whitespace() || c == '/') {
+            let device = device.escape_debug();
+            return Err(wrong(format!("`{device}` is no name of a device")));
+        }
         let mut config = Self::new(device);
         config.port = match port.parse() {
             Ok(port @ 1..) => port,
-            _ => return Err(wrong(format!("`{port}` is no port"))),
+            _ => return Err(wrong(format!("`{}` is no port", port.escape_debug()))),
         };
-        for option in options.split('&').filter(|o| !o.is_empty()) {
+        let mut given: Vec<&str> = Vec::new();
+        for option in options.into_iter().flat_map(|o| o.split('&')) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if option.is_empty() {
+                return Err(wrong("an option is missing behind `?` or `&`".to_owned()));
+            }
+            if given.contains(&name) {
+                return Err(wrong(format!("`{name}` is given twice")));
+            }
             config.option(name, value).map_err(wrong)?;
+            given.push(name);
         }
         Ok(config)
     }
@@ -152,9 +173,17 @@ mod tests {
             "rxe0:x",
             "rxe0?gid=300",
             "rxe0?what=1",
+            "rxe0?",
+            "rxe0?gid=1&",
+            "rxe0?&gid=1",
+            "rxe0?gid=2&gid=1",
+            "rx\x1b[31me0",
+            "rxe0?gid=\x1b[31m1",
+            "../rxe0",
         ] {
             let text = bad.parse::<VerbsConfig>().expect_err(bad);
             assert!(text.contains("DEVICE[:PORT]"), "{text}");
+            assert!(!text.contains('\x1b'), "{text:?}");
         }
     }
 
@@ -166,6 +195,8 @@ mod tests {
                 "`bogus` is no value of `post`: give calls or list",
             ),
             ("rxe0?order=x", "give inline"),
+            ("rxe0?gid=2&gid=1", "`gid` is given twice"),
+            ("rxe0?gid=2&", "an option is missing"),
             ("rxe0?sl=16", "`16` is no service level, which are 0 to 15"),
             ("rxe0?tc=256", "which are 0 to 255"),
             ("rxe0?pkey=-1", "0 to 65535"),

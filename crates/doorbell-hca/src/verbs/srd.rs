@@ -59,7 +59,7 @@ pub(crate) struct Peer {
 
 impl fmt::Debug for SrdNic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SrdNic({:?}, QP {:#x})", self.port, self.qp.qpn())
+        write!(f, "{:?}, QP {:#08x}", self.port, self.qp.qpn())
     }
 }
 

@@ -56,6 +56,12 @@ pub(super) fn with_port(text: &str) -> Connected<String> {
             .parse::<u16>()
             .map_err(|_| wrong(format!("{digits:?} is no TCP port: give 1 to 65535")))
     };
+    if text.contains(char::is_control) {
+        return Err(ConnectError::Address {
+            value: text.escape_debug().to_string(),
+            remedy: "give HOST, HOST:PORT or [IPV6]:PORT".to_owned(),
+        });
+    }
     if is_v6(text) {
         // What follows the last colon is a group of the address, and may have been meant as a port.
         if let Some((host, last)) = text.rsplit_once(':')
