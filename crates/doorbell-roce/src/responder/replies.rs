@@ -165,58 +165,62 @@ impl Replies {
         counters: &mut Counters,
         out: &mut [u8],
     ) -> Result<Option<usize>, (Refusal, Psn)> {
-        let Some(&(ticket, _)) = self.queue.front() else {
-            return Ok(None);
-        };
-        let settled = if ticket > 0 { memory.settled() } else { 0 };
-        if ticket > settled {
-            return Ok(None);
-        }
-        // One ACK for all that have settled.
-        while let (Some((_, first)), Some((next, second))) = (self.queue.front(), self.queue.get(1))
-            && first.is_ack()
-            && second.is_ack()
-            && *next <= settled
-        {
-            self.queue.pop_front();
-        }
-        let Some(&(_, reply)) = self.queue.front() else {
-            return Ok(None);
-        };
-        let len = match reply {
-            Reply::Acknowledge { psn, msn, kind } => {
-                let ext = Ext::Aeth(Aeth { kind, msn });
-                self.emit(Opcode::ACK, psn, ext, out)
+        loop {
+            let Some(&(ticket, _)) = self.queue.front() else {
+                return Ok(None);
+            };
+            let settled = if ticket > 0 { memory.settled() } else { 0 };
+            if ticket > settled {
+                return Ok(None);
             }
-            Reply::Atomic { psn, id, msn } => {
-                let Some(slot) = results.iter_mut().find(|(known, _)| *known == id) else {
-                    // Forgotten: newer atomics took its place, so nobody can still be asking.
-                    self.done();
-                    return Ok(None);
-                };
-                if slot.1.is_none() {
-                    match memory.atomic_result(id) {
-                        Ok(value) => slot.1 = value,
-                        Err(refusal) => return Err((refusal, psn)),
-                    }
+            // One ACK for all that have settled.
+            while let (Some((_, first)), Some((next, second))) =
+                (self.queue.front(), self.queue.get(1))
+                && first.is_ack()
+                && second.is_ack()
+                && *next <= settled
+            {
+                self.queue.pop_front();
+            }
+            let Some(&(_, reply)) = self.queue.front() else {
+                return Ok(None);
+            };
+            let len = match reply {
+                Reply::Acknowledge { psn, msn, kind } => {
+                    let ext = Ext::Aeth(Aeth { kind, msn });
+                    self.emit(Opcode::ACK, psn, ext, out)
                 }
-                let Some(value) = slot.1 else {
-                    return Ok(None);
-                };
-                let aeth = Aeth {
-                    kind: super::ack(),
-                    msn,
-                };
-                self.emit(Opcode::ATOMIC_ACK, psn, Ext::AtomicAck(aeth, value), out)
+                Reply::Atomic { psn, id, msn } => {
+                    let Some(slot) = results.iter_mut().find(|(known, _)| *known == id) else {
+                        // Forgotten: newer atomics took its place, so nobody can still be asking. What stands behind it goes now: an engine that is
+                        // told "nothing" asks again when something comes, which may be a time-out of the other end.
+                        self.done();
+                        continue;
+                    };
+                    if slot.1.is_none() {
+                        match memory.atomic_result(id) {
+                            Ok(value) => slot.1 = value,
+                            Err(refusal) => return Err((refusal, psn)),
+                        }
+                    }
+                    let Some(value) = slot.1 else {
+                        return Ok(None);
+                    };
+                    let aeth = Aeth {
+                        kind: super::ack(),
+                        msn,
+                    };
+                    self.emit(Opcode::ATOMIC_ACK, psn, Ext::AtomicAck(aeth, value), out)
+                }
+                Reply::Read { .. } => return self.transmit_read(reply, memory, counters, out),
+            };
+            if len == 0 {
+                return Ok(None);
             }
-            Reply::Read { .. } => return self.transmit_read(reply, memory, counters, out),
-        };
-        if len == 0 {
-            return Ok(None);
+            counters.tx_packets += 1;
+            self.done();
+            return Ok(Some(len));
         }
-        counters.tx_packets += 1;
-        self.done();
-        Ok(Some(len))
     }
 
     fn transmit_read(

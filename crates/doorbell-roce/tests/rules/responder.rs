@@ -191,6 +191,29 @@ fn a_duplicate_atomic_is_answered_from_its_result() {
     assert_eq!(rig.connection.counters().rx_atomic_requests, 1);
 }
 
+/// 9.7.5: results are kept for as many atomics as were agreed on. Answers to duplicates whose results newer ones have displaced are left out,
+/// and what stands behind them is sent at once: an engine that was told "nothing" does not ask again until something comes.
+#[test]
+fn answers_that_were_forgotten_hold_up_none_behind_them() {
+    let mut rig = Rig::with(&Config {
+        max_dest_rd_atomic: 4,
+        ..config()
+    });
+    let old = P..P + 4;
+    for psn in old.clone() {
+        rig.give(&fetch_add(psn, 0, 1));
+        rig.one();
+    }
+    for psn in old {
+        rig.give(&fetch_add(psn, 0, 1));
+    }
+    for psn in P + 4..P + 8 {
+        rig.give(&fetch_add(psn, 0, 1));
+    }
+    assert_eq!(rig.psns(), [P + 4, P + 5, P + 6, P + 7]);
+    assert_eq!(rig.host.word(0), 8, "each was carried out once");
+}
+
 /// 9.7.4: an atomic's address is a multiple of 8.
 #[test]
 fn a_crooked_atomic_is_an_invalid_request() {

@@ -69,6 +69,11 @@ pub(crate) fn rom_byte(at: usize) -> u8 {
 }
 
 impl Host {
+    /// Has whatever is asked for at once, always.
+    pub(crate) fn is_prompt(&self) -> bool {
+        self.slowness == 0
+    }
+
     pub(crate) fn new(random: Random, slowness: u64) -> Self {
         Self {
             data: vec![0; SIZE],

@@ -272,7 +272,15 @@ impl World {
                 let end = &mut self.ends[index];
                 match end.connection.transmit(self.now, &mut end.host, &mut out) {
                     Some(len) => self.send(index, &out[..len]),
-                    None => break,
+                    None => {
+                        // An engine that is told "nothing" asks again when something has come, or a time is up: not before.
+                        // (Slow memory may say "later" now and have it a moment after.)
+                        if end.host.is_prompt() {
+                            let again = end.connection.transmit(self.now, &mut end.host, &mut out);
+                            assert_eq!(again, None, "what there was to send was withheld");
+                        }
+                        break;
+                    }
                 }
             }
         }
