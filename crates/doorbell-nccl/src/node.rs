@@ -62,7 +62,8 @@ impl Node {
         if config.resolve()?.hca_cores == HcaCores::Caller {
             config.hca_cores = Some(HcaCores::Threads(1));
         }
-        // None of our kernels is launched here, so none is loaded.
+        // Nobody launches kernels of ours here, so there is no module. The copier has one of its own (small copies), which each process loads
+        // once a GPU, at its first communicator: a load waits for running kernels.
         let device = Device::builder()
             .config(config)
             .module(Module { ptx: "", host: &[] })

@@ -16,6 +16,18 @@ pub(crate) struct Context {
     driver: Driver,
     device: CuDevice,
     raw: CuContext,
+    id: u64,
+    born: Generation,
+}
+
+/// Which context it is, for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Where the driver library lies.
+    driver: usize,
+    raw: CuContext,
+    /// What tells a context from one before a `cudaDeviceReset`; 0 where the driver does not say.
+    id: u64,
     born: Generation,
 }
 
@@ -27,16 +39,31 @@ impl Context {
         driver.check("cuDevicePrimaryCtxRetain", code, || {
             format!("device {device}")
         })?;
+        let mut id = 0;
+        if let Some(get) = driver.cuCtxGetId {
+            // SAFETY: the context above and an out parameter, which stays 0 on failure.
+            unsafe { get(raw, &mut id) };
+        }
         Ok(Arc::new(Self {
             driver,
             device,
             raw,
+            id,
             born: Generation::now(),
         }))
     }
 
     pub(crate) fn device(&self) -> CuDevice {
         self.device
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        Identity {
+            driver: self.driver.cuInit as usize,
+            raw: self.raw,
+            id: self.id,
+            born: self.born,
+        }
     }
 
     /// Is this the process that retained it?
@@ -120,6 +147,11 @@ impl Current<'_> {
     /// The context's device.
     pub(crate) fn device(&self) -> CuDevice {
         self.context.device
+    }
+
+    /// The context itself.
+    pub(crate) fn raw(&self) -> CuContext {
+        self.context.raw
     }
 
     /// A stream that never synchronises with the legacy default stream; the lower `priority`, the sooner it runs.

@@ -536,15 +536,21 @@ impl CudaCopier {
         })
     }
 
-    /// Gives everything back if all copies have ended within `timeout`; says whether it did.
-    pub(crate) fn destroy(self, current: &Current<'_>, timeout: Duration) -> bool {
+    /// Have all copies ended, and all launches answered, within `timeout`? If not, running kernels hold them, and every free would wait for those.
+    pub(crate) fn is_drained(&self, timeout: Duration) -> bool {
+        let deadline = Deadline::after(timeout);
         let newest = self.lock().next - 1;
-        if !matches!(
-            self.wait(newest, timeout),
-            Ok(()) | Err(GpuError::Driver { .. })
-        ) {
-            return false;
-        }
+        let ended = self.wait(newest, timeout);
+        let quiet = || {
+            let quiet = self.lock().lane.as_mut().is_none_or(Lane::is_quiet);
+            Ok::<_, GpuError>(quiet.then_some(()))
+        };
+        matches!(ended, Ok(()) | Err(GpuError::Driver { .. }))
+            && matches!(poll_until(deadline, quiet), Ok(Some(())))
+    }
+
+    /// Gives everything back. It [is drained](Self::is_drained).
+    pub(crate) fn destroy(self, current: &Current<'_>) {
         let state = self
             .state
             .into_inner()
@@ -558,7 +564,9 @@ impl CudaCopier {
         }
         current.destroy_stream(state.engine.stream);
         self.bounce.free(current);
-        state.lane.is_none_or(|lane| lane.destroy(current, timeout))
+        if let Some(lane) = state.lane {
+            lane.destroy(current);
+        }
     }
 }
 

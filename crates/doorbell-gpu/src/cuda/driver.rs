@@ -127,8 +127,12 @@ table! {
         fn cuMemGetHandleForAddressRange(*mut c_void, CuDevicePtr, usize, c_int, u64);
         // CUDA 10.2: may kernels of a device use mapped memory?
         fn cuMemGetAccess(*mut u64, *const CuMemLocation, CuDevicePtr);
+        // CUDA 11.2: may kernels of a device use a pool's memory?
+        fn cuMemPoolGetAccess(*mut c_int, CuMemPool, *const CuMemLocation);
         // The device of the calling thread's context.
         fn cuCtxGetDevice(*mut CuDevice);
+        // CUDA 12.0: a number that no other context of the process has or had.
+        fn cuCtxGetId(CuContext, *mut u64);
         // CUDA 12.4: loads a function now, whatever CUDA_MODULE_LOADING says.
         fn cuFuncLoad(CuFunction);
         // CUDA 12.8, with an out parameter for the index of the copy that failed ...

@@ -10,18 +10,17 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell_kernels::params::{CopyJob, answer};
 
-use super::context::{Context, Current};
+use super::context::{Context, Current, Identity};
 use super::memory::Memory;
 use super::module::{CudaKernel, LoadedModule};
 use super::segment::Segment;
 use super::types::*;
-use crate::wait::{Deadline, poll_until};
 use crate::{GpuError, Result};
 
 /// Launches at a time that have not answered: enough that the next is queued while one runs.
@@ -37,8 +36,6 @@ const THREADS: u32 = 256;
 
 /// Launches of the copies' kernel.
 pub(super) struct Lane {
-    // Dropped before the context is released.
-    module: LoadedModule,
     kernel: CudaKernel,
     stream: CuStream,
     /// For looking whether the context is lost.
@@ -72,14 +69,30 @@ pub(super) enum Ended {
     TakenBack(Vec<Segment>),
 }
 
+/// The kernel, loaded once a context and never unloaded: loads and unloads wait for running kernels, and whoever closes a GPU and opens it again must
+/// not wait for those of others.
+fn kernel(context: &Arc<Context>) -> Result<CudaKernel> {
+    static KEPT: Mutex<Vec<(Identity, CudaKernel)>> = Mutex::new(Vec::new());
+    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let identity = context.identity();
+    if let Some((_, kernel)) = kept().iter().find(|(of, _)| *of == identity) {
+        return Ok(kernel.clone());
+    }
+    // Without the lock: where this waits, other GPUs need not. Two threads may both load, which costs a few kilobytes.
+    let module = LoadedModule::load(context, doorbell_kernels::COPIES_PTX.as_bytes())?;
+    let kernel = module.kernel("copies")?;
+    kept().push((identity, kernel.clone()));
+    // The context stays retained with it: its handle is good as long as the context is there.
+    std::mem::forget(module);
+    Ok(kernel)
+}
+
 impl Lane {
     /// Loads the kernel, now: a load later would wait for running kernels.
     pub(super) fn new(context: &Arc<Context>, current: &Current<'_>) -> Result<Self> {
-        let module = LoadedModule::load(context, doorbell_kernels::COPIES_PTX.as_bytes())?;
-        let kernel = module.kernel("copies")?;
+        let kernel = kernel(context)?;
         let now = Instant::now();
         Ok(Self {
-            module,
             kernel,
             stream: current.new_stream(current.best_priority())?,
             event: current.new_event(EVENT_DISABLE_TIMING)?,
@@ -284,21 +297,16 @@ impl Lane {
         Ended::TakenBack(segments)
     }
 
-    /// Gives everything back; `false` if a launch waits to start still after `timeout`: then all is left to it.
-    pub(super) fn destroy(mut self, current: &Current<'_>, timeout: Duration) -> bool {
-        let answered = poll_until(Deadline::after(timeout), || {
-            self.reclaim_owed();
-            let nothing = self.owed.is_empty() && !self.is_busy();
-            Ok::<_, GpuError>(nothing.then_some(()))
-        });
-        if !matches!(answered, Ok(Some(()))) {
-            std::mem::forget(self);
-            return false;
-        }
+    /// Has every launch answered, also those that were taken back?
+    pub(super) fn is_quiet(&mut self) -> bool {
+        self.reclaim_owed();
+        self.owed.is_empty() && !self.is_busy()
+    }
+
+    /// Gives everything back but the kernel. It [is quiet](Lane::is_quiet).
+    pub(super) fn destroy(self, current: &Current<'_>) {
         current.destroy_event(self.event);
         current.destroy_stream(self.stream);
         self.jobs.free(current);
-        drop(self.module);
-        true
     }
 }

@@ -339,19 +339,22 @@ impl Drop for CudaGpu {
                 return;
             }
         };
-        if slots.has_running(&current) {
-            tracing::error!(
-                "a CUDA GPU is closed while an abandoned kernel runs: all that it may use is leaked"
-            );
+        let held = if slots.has_running(&current) {
+            Some("an abandoned kernel runs")
+        } else if !copier.is_drained(CLOSE_WAIT) {
+            Some("copies, or launches for them, wait for running kernels")
+        } else {
+            None
+        };
+        if let Some(held) = held {
+            tracing::error!("a CUDA GPU is closed while {held}: all that those may use is leaked");
             // What waits to be freed too: foreign memory kept alive for the kernel among it.
             std::mem::forget(std::mem::take(&mut self.graveyard));
             std::mem::forget((slots, memops, copier, module, Arc::clone(&context)));
             return;
         }
         self.graveyard.end_all();
-        if !copier.destroy(&current, CLOSE_WAIT) {
-            tracing::error!("a CUDA GPU is closed while copies run: its stream is leaked");
-        }
+        copier.destroy(&current);
         memops.destroy(&current);
         slots.destroy(&current);
         drop(module);

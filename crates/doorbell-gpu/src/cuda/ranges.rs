@@ -5,8 +5,8 @@
 //!
 //! What the copy engine reaches a kernel may not: the driver copies between any two addresses it knows, while a load or store of memory that is
 //! not mapped for the GPU ends the context of its owner with everything in it. So [`Ranges::reached`] says yes only of what is known: memory that
-//! the GPU allocated itself, mappings that the driver says it may use, what was opened for this GPU, and host memory that it has
-//! at the same address.
+//! was allocated in the context itself (another context of the same GPU has page tables of its own), mappings and pools that the driver says the GPU may
+//! use, what was opened for this GPU, and host memory that it has at the same address.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -234,6 +234,7 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let mut start = 0u64;
     let mut size = 0usize;
     let mut for_kernels = 0u64;
+    let mut owner = CuContext::NULL;
     let mut which = [
         pointer::MEMORY_TYPE,
         pointer::IS_MANAGED,
@@ -241,14 +242,16 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
         pointer::RANGE_START_ADDR,
         pointer::RANGE_SIZE,
         pointer::DEVICE_POINTER,
+        pointer::CONTEXT,
     ];
-    let mut out: [*mut c_void; 6] = [
+    let mut out: [*mut c_void; 7] = [
         (&raw mut kind).cast(),
         (&raw mut managed).cast(),
         (&raw mut ordinal).cast(),
         (&raw mut start).cast(),
         (&raw mut size).cast(),
         (&raw mut for_kernels).cast(),
+        (&raw mut owner).cast(),
     ];
     // SAFETY: as many out parameters as attributes, each of the attribute's type; any address may be asked about.
     let code = unsafe {
@@ -275,8 +278,14 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
     let reach = match place {
         _ if for_kernels != addr => Reach::No,
         Place::Host => Reach::Yes,
-        // What `cuMemAlloc` makes its own GPU reaches; another's only where peer access was enabled, which the driver does not say.
-        Place::Device(ordinal) if ordinal == current.device() => Reach::Yes,
+        // What `cuMemAlloc` makes is in its context; another GPU's is reached only where peer access was enabled, which the driver does not say.
+        Place::Device(ordinal) if ordinal == current.device() => {
+            let ours = owner == current.raw();
+            match ours || owner == CuContext::NULL && is_of_open_pool(current, addr) {
+                true => Reach::Yes,
+                false => Reach::No,
+            }
+        }
         Place::Device(_) => Reach::No,
     };
     Ok(Range {
@@ -286,6 +295,28 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
         reach,
         mapped: false,
     })
+}
+
+/// Is it memory of a pool (`cudaMallocAsync`), which is in no context, and may the context's GPU use that pool?
+fn is_of_open_pool(current: &Current<'_>, addr: u64) -> bool {
+    let mut pool = CuMemPool::NULL;
+    let (mut which, mut out) = (pointer::MEMPOOL_HANDLE, (&raw mut pool).cast::<c_void>());
+    // SAFETY: one out parameter of the attribute's type. In a call of its own: older drivers refuse all attributes if they do not know one.
+    let code = unsafe { (current.cuPointerGetAttributes)(1, &mut which, &mut out, addr) };
+    let Some(access) = current.cuMemPoolGetAccess else {
+        return false;
+    };
+    if code != SUCCESS || pool == CuMemPool::NULL {
+        return false;
+    }
+    let here = CuMemLocation {
+        kind: LOCATION_DEVICE,
+        id: current.device(),
+    };
+    let mut flags = 0;
+    // SAFETY: an out parameter, a pool that the driver has just named, and a filled structure.
+    let code = unsafe { access(&mut flags, pool, &here) };
+    code == SUCCESS && flags == ACCESS_READ_WRITE
 }
 
 #[cfg(test)]

@@ -44,6 +44,8 @@ handle! {
     CuStream;
     /// `CUevent`.
     CuEvent;
+    /// `CUmemoryPool`.
+    CuMemPool;
 }
 
 /// `CUuuid`.
@@ -148,12 +150,14 @@ pub(crate) const MEMORY_DEVICE: c_uint = 2;
 /// `CUpointer_attribute`.
 pub(crate) mod pointer {
     use std::ffi::c_int;
+    pub(crate) const CONTEXT: c_int = 1;
     pub(crate) const MEMORY_TYPE: c_int = 2;
     pub(crate) const DEVICE_POINTER: c_int = 3;
     pub(crate) const IS_MANAGED: c_int = 8;
     pub(crate) const DEVICE_ORDINAL: c_int = 9;
     pub(crate) const RANGE_START_ADDR: c_int = 11;
     pub(crate) const RANGE_SIZE: c_int = 12;
+    pub(crate) const MEMPOOL_HANDLE: c_int = 17;
 }
 
 /// `CUjit_option`.

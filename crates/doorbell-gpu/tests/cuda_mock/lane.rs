@@ -20,7 +20,11 @@ const LEN: usize = 1 << 20;
 
 impl Bench {
     fn new(test: &str) -> Self {
-        let mock = Mock::build(test, &[]);
+        Self::with(test, &[])
+    }
+
+    fn with(test: &str, flags: &[&str]) -> Self {
+        let mock = Mock::build(test, flags);
         let gpu = mock.open();
         assert!(gpu.info().can.kernel_copies);
         let copier = gpu.copier().unwrap();
@@ -331,6 +335,10 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
         (own, 1),
         (own_mapped, 1),
         (ours.device_addr(), 1),
+        (b.mock.foreign_owned(4096, 0), 1),
+        (b.mock.foreign_owned(4096, 1), 0),
+        (b.mock.foreign_owned(4096, 2), 1),
+        (b.mock.foreign_owned(4096, 3), 0),
     ] {
         let before = b.counts().0;
         let words: Vec<_> = (0..20)
@@ -360,6 +368,20 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
         .collect();
     b.done(&words);
     assert_eq!(b.counts().0 - before, 1);
+    b.mock.clean();
+    // A mapping without a handle: the driver does not say who may use it.
+    let b = Bench::with("lane_reach_mapped", &["-DNO_HANDLES"]);
+    let mapped = b.mock.foreign_vmm(2 << 20, 0);
+    let before = b.counts().0;
+    let words: Vec<_> = (0..20)
+        .map(|i| CopyOp {
+            dst: mapped + i * 8,
+            src: b.host.device_addr() + i * 8,
+            len: 8,
+        })
+        .collect();
+    b.done(&words);
+    assert_eq!(b.counts().0 - before, 0);
     b.mock.clean();
 }
 
@@ -396,23 +418,36 @@ fn each_mapping_has_a_place_of_its_own() {
     b.mock.clean();
 }
 
+/// A launch that waits to start says that kernels run: then nothing is given back, since every free would wait for them.
 #[test]
-fn a_gpu_closes_though_a_launch_has_not_started() {
-    let b = Bench::new("lane_close");
-    b.mock.call_int("mock_hold_launches", 1);
-    b.done(&b.words(0, 0, 20));
-    let Bench {
-        mock,
-        gpu,
-        copier,
-        host,
-        device,
-        ..
-    } = b;
-    let since = Instant::now();
-    drop((gpu, copier, host, device));
-    assert!(since.elapsed() < LONG);
-    assert_eq!(mock.get("streams"), 1, "that of the launch");
-    mock.call_int("mock_hold_launches", 0);
-    mock.clean();
+fn a_gpu_closes_though_a_launch_has_not_started_and_a_copy_is_stuck() {
+    for (test, copy_too) in [("lane_close", false), ("lane_close_stuck", true)] {
+        let b = Bench::new(test);
+        let (live, events) = (b.mock.get("live"), b.mock.get("events"));
+        b.mock.call_int("mock_hold_launches", 1);
+        b.done(&b.words(0, 0, 20));
+        if copy_too {
+            b.mock.call_int("mock_hold_copies", 1);
+            b.submit(&[b.op(0, 0, 100 << 10)]);
+        }
+        let Bench {
+            mock,
+            gpu,
+            copier,
+            host,
+            device,
+            ..
+        } = b;
+        let since = Instant::now();
+        drop((gpu, copier, host, device));
+        assert!(since.elapsed() < LONG);
+        // All but the two buffers, which the caller gave up.
+        assert_eq!((mock.get("streams"), mock.get("live")), (7, live - 2));
+        assert!(mock.get("events") >= events);
+        assert_eq!((mock.get("modules"), mock.get("releases")), (2, 0));
+        mock.call_int("mock_hold_copies", 0);
+        mock.call_int("mock_hold_launches", 0);
+        assert_eq!(mock.get("kernel_copies"), 0);
+        mock.clean();
+    }
 }

@@ -44,12 +44,45 @@ fn everything_made_is_given_back() {
     assert_eq!(running.wait(LONG).unwrap(), Duration::from_micros(1500));
     assert_eq!(read_u64(&buffer), 77);
     drop((running, kernel));
-    assert_eq!(mock.get("releases"), 0, "a buffer keeps the context");
+    assert_ne!(mock.get("streams"), 0, "a buffer keeps the GPU");
     drop(buffer);
-    for figure in ["streams", "events", "modules", "live"] {
+    for figure in ["streams", "events", "live"] {
         assert_eq!(mock.get(figure), 0, "{figure}");
     }
-    assert_eq!((mock.get("retains"), mock.get("releases")), (1, 1));
+    // The copies' kernel stays, and the context with it.
+    let left = || {
+        (
+            mock.get("modules"),
+            mock.get("retains") - mock.get("releases"),
+        )
+    };
+    assert_eq!(left(), (1, 1));
+    let gpu = mock.open();
+    assert_eq!(mock.get("modules"), 2, "only the caller's is loaded again");
+    drop(gpu);
+    assert_eq!((left(), mock.get("live")), ((1, 1), 0));
+    mock.clean();
+}
+
+/// Whoever opens a GPU without kernels of his own, closes it and opens it again loads once: neither waits for the kernels of others then.
+#[test]
+fn the_copies_kernel_is_loaded_once_a_context() {
+    let mock = Mock::build("kept", &[]);
+    let open = |ordinal| {
+        let module = Module { ptx: "", host: &[] };
+        let select = GpuSelect::Cuda(Some(ordinal));
+        let gpu = Gpu::open_with_driver(&select, module, &mock.path).unwrap();
+        assert!(gpu.info().can.kernel_copies);
+    };
+    for (ordinal, loaded) in [(0, 1), (0, 1), (1, 2), (0, 2), (1, 2)] {
+        open(ordinal);
+        assert_eq!(mock.get("modules"), loaded, "GPU {ordinal}");
+    }
+    // What was loaded before a reset is gone with its context.
+    mock.call("mock_reset");
+    open(0);
+    open(0);
+    assert_eq!(mock.get("modules"), 3);
     mock.clean();
 }
 

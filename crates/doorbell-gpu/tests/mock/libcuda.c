@@ -27,7 +27,7 @@ enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, 
 #define DEVICES 2
 #endif
 
-struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ int registered; };
+struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ int registered; int owner; /* 0: its GPU's primary context; 1: another; 2: an open pool; 3: a closed one */ };
 struct stream { int priority; P wait_flag; };
 struct event { int recorded; P wait_flag; };
 struct function { char name[64]; int loaded; };
@@ -39,6 +39,7 @@ static P kernels[64]; /* flags that running kernels wait for */
 static int kernel_count;
 static uint64_t hold_copies_release = 1;
 static int sticky;
+static uint64_t context_id = 1; /* another after a reset */
 static struct {
     uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies;
 } n;
@@ -107,6 +108,7 @@ uint64_t mock_get(const char *name) {
 }
 const char *mock_violation(void) { return violation; }
 void mock_hold_copies(int hold) { hold_copies_release = !hold; }
+void mock_reset(void) { context_id++; }
 void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
 /* The copier's kernel, as doorbell-kernels has it: a job is lines of words (taken back; started, answer), then 256 steps, then 256 copies. */
@@ -127,6 +129,7 @@ static void run_job(uint64_t *job, uint64_t step, int device) {
             struct range *a = find(d), *b = find(s);
             if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a kernel's copy outside memory"); continue; }
             if ((a->type == 2 && a->device != device) || (b->type == 2 && b->device != device)) violate("a kernel's copy of memory that it does not reach");
+            if (a->owner % 2 || b->owner % 2) violate("a kernel's copy of memory of another context");
             memcpy((void *)d, (void *)s, size);
             n.kernel_copies++;
             if (pause && i > at) usleep(atoi(pause));
@@ -186,6 +189,11 @@ P mock_foreign_pair(size_t size, int host) {
     }
     pthread_mutex_unlock(&lock);
     return at;
+}
+P mock_foreign_owned(size_t size, int owner) {
+    P p = foreign(size, 0, 0);
+    find(p)->owner = owner;
+    return p;
 }
 P mock_foreign_alloc(size_t size, int device) { return foreign(size, device, 0); }
 P mock_foreign_vmm(size_t size, int device) { return foreign(size, device, 1); }
@@ -262,7 +270,7 @@ R cuModuleLoadDataEx(void **m, const void *image, unsigned count, int *options, 
     n.modules++;
     return OK;
 }
-R cuModuleUnload(struct module *m) { ENTER; if (running()) violate("a module unloaded while a kernel runs"); free(m->text); free(m); n.modules--; return OK; }
+R cuModuleUnload(struct module *m) { ENTER; if (running() || launch_count) violate("a module unloaded while a kernel runs"); free(m->text); free(m); n.modules--; return OK; }
 R cuModuleGetFunction(struct function **f, struct module *m, const char *name) {
     ENTER;
     char entry[80];
@@ -413,6 +421,7 @@ R cuMemcpyBatchAsync_v2(const P *d, const P *s, const size_t *size, size_t count
     return batch(d, s, size, count, a, first, attrs, st);
 }
 #endif
+R cuCtxGetId(void *c, uint64_t *id) { *id = 1000 * (intptr_t)c + context_id; return OK; }
 R cuCtxGetDevice(int *d) {
     if (!depth) return NO_CONTEXT;
     *d = stack[depth - 1];
@@ -422,6 +431,8 @@ R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
     ENTER;
     struct range *r = find(p);
     for (unsigned i = 0; i < count; i++) switch (which[i]) {
+        case 1: *(uintptr_t *)out[i] = !r || r->vmm || r->owner >= 2 ? 0 : r->owner ? 99 : r->device + 1; break;
+        case 17: *(uintptr_t *)out[i] = r && r->owner >= 2 ? r->owner : 0; break;
         case 2: *(unsigned *)out[i] = r ? r->type : 0; break;
         case 3: *(P *)out[i] = r ? p : 0; break;
         case 8: *(unsigned *)out[i] = 0; break;
@@ -432,6 +443,12 @@ R cuPointerGetAttributes(unsigned count, int *which, void **out, P p) {
         default: return INVALID;
     }
     return OK;
+}
+
+R cuMemPoolGetAccess(int *flags, void *pool, const int *location) {
+    ENTER;
+    *flags = (uintptr_t)pool == 2 && location[0] == 1 && location[1] == 0 ? 3 : 0;
+    return pool ? OK : INVALID;
 }
 
 /* Another process finds the memfd under the descriptors of this one. */
@@ -466,6 +483,9 @@ R cuMemCreate(P *h, size_t size, const struct prop *p, uint64_t flags) {
 R cuMemRetainAllocationHandle(P *h, void *at) {
     ENTER;
     struct range *r = find((P)at);
+#ifdef NO_HANDLES
+    return INVALID;
+#endif
     if (!r || !r->vmm) return INVALID;
     r->refs++;
     *h = r->fd + 1;

@@ -56,10 +56,26 @@ impl Mock {
         }
     }
 
+    pub(crate) fn call(&self, name: &str) {
+        // SAFETY: the functions called so take nothing.
+        unsafe {
+            self.library
+                .get::<unsafe extern "C" fn()>(name.as_bytes())
+                .unwrap()()
+        }
+    }
+
     pub(crate) fn foreign(&self, size: usize, device: c_int) -> u64 {
         type Alloc = unsafe extern "C" fn(usize, c_int) -> u64;
         // SAFETY: the function's type in the source.
         unsafe { self.library.get::<Alloc>(b"mock_foreign_alloc").unwrap()(size, device) }
+    }
+
+    /// Memory of GPU 0 and of 0: its primary context, 1: another, 2: a pool that it may use, 3: one that it may not.
+    pub(crate) fn foreign_owned(&self, size: usize, owner: c_int) -> u64 {
+        type Alloc = unsafe extern "C" fn(usize, c_int) -> u64;
+        // SAFETY: the function's type in the source.
+        unsafe { self.library.get::<Alloc>(b"mock_foreign_owned").unwrap()(size, owner) }
     }
 
     pub(crate) fn foreign_vmm(&self, size: usize, device: c_int) -> u64 {
