@@ -10,6 +10,8 @@ use doorbell::{
     Bootstrap, Destination, Endpoint, LinkKind, Listener, Meeting, Pd, Peer, QpCore, Rendezvous,
 };
 
+use doorbell_hca::shm::ShmError;
+
 use crate::abi::HANDLE;
 use crate::handle::{Handle, host};
 use crate::health::Health;
@@ -196,12 +198,13 @@ impl Comm {
             0 => Bootstrap::preside(&listening.meeting, secret, world, timeout),
             _ => Bootstrap::attend(&all[0].places(host()), secret, rank as u32, world, timeout),
         };
-        let mesh = mesh.map_err(|source| Error::Collective {
+        let mut mesh = mesh.map_err(|source| Error::Collective {
             step: "connect",
             rank,
             ranks,
             source,
         })?;
+        mesh.keep_alive(settings.alive);
         let mesh = Arc::new(Mutex::new(mesh));
         let health = Arc::new(Health::new(format!("rank {rank} of {ranks}")));
         let steps = Steps {
@@ -218,6 +221,11 @@ impl Comm {
             let listener = node.device.listen(&Card::name(number))?;
             Ok((node, pd, number, listener))
         });
+        // Nor is anybody lost between the steps without the others hearing of it. This rank has not said yet that it lives, so opening took its time.
+        let mut watched = opened
+            .as_ref()
+            .ok()
+            .map(|(node, ..)| node.watch.enter(&health, &mesh));
         let card = opened.as_ref().map(|(node, _, number, _)| {
             Card {
                 hca: node.device.provider().id(),
@@ -233,7 +241,12 @@ impl Comm {
             .enumerate()
             .map(|(r, bytes)| Card::from_bytes(bytes, r))
             .collect::<Result<Vec<_>>>();
-        let links = cards.and_then(|cards| meet(&node, &cards, rank, &settings, &listener));
+        let links =
+            cards.and_then(|cards| meet(&node, &cards, rank, &settings, &listener, &health));
+        if let (Err(error), false) = (&links, health.has_failed()) {
+            // Others may wait for this rank to dial, or to answer.
+            health.report(error);
+        }
         steps.gather("connect: links", links.as_ref().map(|_| &[][..]))?;
         let links = links?;
 
@@ -245,10 +258,9 @@ impl Comm {
                 _ => None,
             })
             .collect();
-        mesh.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .keep_alive(settings.alive);
-        let watched = node.watch.enter(&health, &mesh, &peers);
+        if let Some(watched) = &mut watched {
+            watched.add_peers(&health, &peers);
+        }
         log::info(format_args!(
             "rank {rank} of {ranks}: {}",
             describe(&links, rank)
@@ -262,7 +274,7 @@ impl Comm {
             pd,
             shadows: Mutex::default(),
             mesh,
-            watched: Mutex::new(Some(watched)),
+            watched: Mutex::new(watched),
             node,
         })
     }
@@ -407,14 +419,25 @@ impl Steps<'_> {
     }
 }
 
-/// Chooses the links, and meets the processes that are reached by shared memory: the lower rank dials.
+/// How long this rank waits for another's session before it looks whether all are well.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Chooses the links, and meets the processes that are reached by shared memory: the lower rank dials. Ends when something goes wrong with any rank.
 fn meet(
     node: &Node,
     cards: &[Card],
     rank: usize,
     settings: &Settings,
     listener: &Listener,
+    health: &Health,
 ) -> Result<Vec<Link>> {
+    let lost = || {
+        health.failure().map(|reason| Error::Peer {
+            step: "connect: links",
+            rank,
+            reason: reason.to_owned(),
+        })
+    };
     let deadline = Instant::now() + settings.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let own = &cards[rank];
@@ -427,12 +450,14 @@ fn meet(
             _ if card.hca == own.hca => Link::Loopback,
             _ if card.host == own.host => {
                 if r > rank {
-                    let peer = node.device.dial(&Card::name(card.shm), left());
+                    let name = Card::name(card.shm);
+                    let mut goes_on = || !health.has_failed();
+                    let peer = node.device.dial_while(&name, left(), &mut goes_on);
                     let peer = peer.and_then(|peer| {
                         peer.send(&(rank as u64).to_le_bytes(), left())?;
                         Ok(peer)
                     });
-                    Link::Shm(peer.map_err(|e| broken(r, &e))?)
+                    Link::Shm(peer.map_err(|e| lost().unwrap_or_else(|| broken(r, &e)))?)
                 } else {
                     // Until it has dialled.
                     expected += 1;
@@ -455,9 +480,23 @@ fn meet(
             let waits = |r: &usize| cards[*r].host == own.host && matches!(links[*r], Link::Roce);
             (0..rank).find(waits).unwrap_or(0)
         };
-        let peer = listener
-            .accept(left())
-            .map_err(|e| broken(missing(&links), &e))?;
+        let peer = loop {
+            match listener.accept(left().min(LOOK)) {
+                Ok(peer) => break peer,
+                Err(e) => match lost() {
+                    Some(lost) => return Err(lost),
+                    None if !is_time_out(&e) => return Err(broken(missing(&links), &e)),
+                    None if left().is_zero() => {
+                        return Err(Error::Link {
+                            rank: missing(&links),
+                            link: "shared memory",
+                            reason: format!("it has not dialled within {:?}", settings.timeout),
+                        });
+                    }
+                    None => {}
+                },
+            }
+        };
         let hello = peer.recv(left().min(Duration::from_secs(10)));
         let hello = hello.map_err(|e| broken(missing(&links), &e))?;
         let r = <[u8; 8]>::try_from(hello.as_slice())
@@ -476,6 +515,10 @@ fn meet(
         }
     }
     Ok(links)
+}
+
+fn is_time_out(error: &doorbell::Error) -> bool {
+    matches!(error, doorbell::Error::Shm(ShmError::Deadline { .. }))
 }
 
 fn broken(rank: usize, error: &doorbell::Error) -> Error {

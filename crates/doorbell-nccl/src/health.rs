@@ -40,6 +40,11 @@ impl Health {
         self.failure.get().is_some()
     }
 
+    /// What went wrong first, if something has.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
     /// What the other ranks are to be told: once, and only what they do not have from one of them.
     pub(crate) fn to_tell(&self) -> Option<&str> {
         let failure = self.failure.get()?;

@@ -191,6 +191,22 @@ pub(crate) struct Watched {
     peers: Vec<u64>,
 }
 
+impl Watched {
+    /// The processes that the communicator reaches by shared memory.
+    pub(crate) fn add_peers(&mut self, health: &Arc<Health>, peers: &[(usize, Peer)]) {
+        let mut lists = self.watch.lists();
+        for (rank, peer) in peers {
+            let entry = PeerEntry {
+                health: Arc::clone(health),
+                rank: *rank,
+                peer: peer.clone(),
+            };
+            lists.peers.insert(peer.id(), entry);
+        }
+        self.peers.extend(peers.iter().map(|(_, p)| p.id()));
+    }
+}
+
 impl Drop for Watched {
     fn drop(&mut self) {
         let mut lists = self.watch.lists();
@@ -207,12 +223,11 @@ impl Watch {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A communicator, with its connection to the other ranks and the processes that it reaches by shared memory.
+    /// A communicator, with its connection to the other ranks.
     pub(crate) fn enter(
         self: &Arc<Self>,
         health: &Arc<Health>,
         mesh: &Arc<Mutex<Bootstrap>>,
-        peers: &[(usize, Peer)],
     ) -> Watched {
         let mut lists = self.lists();
         lists.next += 1;
@@ -220,18 +235,10 @@ impl Watch {
         lists.healths.push((number, Arc::clone(health)));
         let entry = (number, Arc::downgrade(mesh), Arc::clone(health));
         lists.meshes.push(entry);
-        for (rank, peer) in peers {
-            let entry = PeerEntry {
-                health: Arc::clone(health),
-                rank: *rank,
-                peer: peer.clone(),
-            };
-            lists.peers.insert(peer.id(), entry);
-        }
         Watched {
             watch: Arc::clone(self),
             number,
-            peers: peers.iter().map(|(_, p)| p.id()).collect(),
+            peers: Vec::new(),
         }
     }
 

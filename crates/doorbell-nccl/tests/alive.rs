@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
+use doorbell::Bootstrap;
+use doorbell_nccl::Handle;
 
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
@@ -24,6 +26,7 @@ fn peer_process() {
         "fails, awaited" => fails(rank, gather, rank > 0),
         "fails, waiting" => fails(rank, gather, rank == 0),
         "stops" => stops(rank, gather),
+        "links, exits" | "links, fails" | "links, stops" => between_steps(rank, gather, scene),
         other => panic!("no scene is called {other}"),
     });
 }
@@ -131,4 +134,51 @@ fn stops(rank: usize, gather: &Arc<Gather>) {
 #[test]
 fn a_process_that_stands_still_is_missed_and_a_slow_one_is_not() {
     play("stops", 3, 1, &[("DOORBELL_NCCL_ALIVE", "3")]);
+}
+
+/// Rank 1 takes the first step of `connect`, and then the others wait for it to dial, or to answer.
+fn between_steps(rank: usize, gather: &Arc<Gather>, scene: &str) {
+    let mut one = Rank::init(rank, gather);
+    let (listening, handles) = one.listen();
+    let begin = Instant::now();
+    if rank == 1 {
+        let first = handles[0].as_slice().try_into().expect("a handle");
+        let first = Handle::decode(first, 0).expect("of this release");
+        let world = one.ranks as u32;
+        let at = first.places(first.host);
+        let mut mesh = Bootstrap::attend(&at, &first.secret, 1, world, LONG).expect("a seat");
+        mesh.keep_alive(Duration::from_secs(2));
+        // Its card: an HCA of its own, on this host, and a name that nobody has.
+        let card = [1, first.host, 2].map(u64::to_le_bytes).concat();
+        let step = [&[7][..], b"connect", &[0], &card].concat();
+        mesh.all_gather(&step).expect("the first step");
+        match scene {
+            "links, exits" => std::process::exit(0),
+            "links, fails" => mesh.fail("it has no links today"),
+            _ => {}
+        }
+        gather.barrier(rank);
+        return;
+    }
+    let status = one.join(&handles, listening);
+    assert_ne!(status, 0);
+    // The time-out of a step is a minute here.
+    assert!(begin.elapsed() < Duration::from_secs(20), "{begin:?}");
+    let text = log_lines().join("\n");
+    let says = match scene {
+        "links, exits" => "lost rank 1",
+        "links, fails" => "rank 1 has failed: it has no links today",
+        _ => "rank 1 has not been heard of for",
+    };
+    assert!(text.contains(says), "{text}");
+    if scene != "links, exits" {
+        gather.barrier(rank);
+    }
+}
+
+#[test]
+fn a_rank_that_is_lost_while_links_are_made_is_named_at_once() {
+    for scene in ["links, exits", "links, fails", "links, stops"] {
+        play(scene, 3, 1, &[("DOORBELL_NCCL_ALIVE", "2")]);
+    }
 }

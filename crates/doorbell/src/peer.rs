@@ -37,9 +37,21 @@ impl Device {
 
     /// Connects to a listener; waits for it to appear.
     pub fn dial(&self, address: &str, timeout: Duration) -> Result<Peer> {
+        self.dial_while(address, timeout, &mut || true)
+    }
+
+    /// As [`Device::dial`], as long as `goes_on` says so: it is asked all the time, and ends the waiting as the time-out does.
+    pub fn dial_while(
+        &self,
+        address: &str,
+        timeout: Duration,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Peer> {
         let address: shm::ShmAddress = address.parse()?;
         Ok(Peer {
-            inner: soft(self)?.shm().connect(&address, timeout)?,
+            inner: soft(self)?
+                .shm()
+                .connect_while(&address, timeout, goes_on)?,
         })
     }
 }

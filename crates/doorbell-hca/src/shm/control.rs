@@ -212,22 +212,53 @@ impl Shm {
     /// [`ShmError::Deadline`] when nobody listens or the handshake does not end in time, [`ShmError::Gone`] with the reason
     /// when either side refuses.
     pub fn connect(&self, address: &ShmAddress, timeout: Duration) -> Result<Peer> {
+        self.connect_while(address, timeout, &mut || true)
+    }
+
+    /// As [`Shm::connect`], as long as `goes_on` says so: it is asked all the time.
+    ///
+    /// # Errors
+    /// Those of [`Shm::connect`].
+    pub fn connect_while(
+        &self,
+        address: &ShmAddress,
+        timeout: Duration,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Peer> {
         if self.shared.is_down() {
             return Err(ShmError::Down);
         }
         let deadline = crate::deadline(timeout);
-        let socket = connect_until(address, deadline)?;
+        let socket = connect_until(address, deadline, goes_on)?;
         let core = self.shared.new_peer(&socket)?;
         let peer = Peer::new(Arc::clone(&core), Arc::clone(&self.shared));
         self.shared
             .command(Command::Connect(socket, Arc::clone(&core)));
-        core.wait_up(deadline.saturating_duration_since(Instant::now()))?;
-        Ok(peer)
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match core.wait_up(left.min(ASK)) {
+                Err(ShmError::Deadline { .. }) if left > ASK && goes_on() => {}
+                Err(ShmError::Deadline { what, .. }) => {
+                    return Err(ShmError::Deadline {
+                        what,
+                        after: timeout,
+                    });
+                }
+                other => return other.map(|()| peer),
+            }
+        }
     }
 }
 
+/// How often [`Shm::connect_while`] asks while it waits for an answer.
+const ASK: Duration = Duration::from_millis(50);
+
 /// The listener may be started a moment later than we are: retry while it is not there, or its backlog is full.
-fn connect_until(address: &ShmAddress, deadline: Instant) -> Result<Socket> {
+fn connect_until(
+    address: &ShmAddress,
+    deadline: Instant,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<Socket> {
     let mut pause = Duration::from_millis(1);
     loop {
         match Socket::connect(address) {
@@ -237,7 +268,8 @@ fn connect_until(address: &ShmAddress, deadline: Instant) -> Result<Socket> {
                     io::ErrorKind::NotFound
                         | io::ErrorKind::ConnectionRefused
                         | io::ErrorKind::WouldBlock
-                ) && Instant::now() + pause < deadline =>
+                ) && Instant::now() + pause < deadline
+                    && goes_on() =>
             {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(Duration::from_millis(50));
