@@ -172,7 +172,14 @@ impl Server<'_> {
             Ok(bench) => bench,
             Err(e) => return Err(turned_away(caller, e)),
         };
-        let greeting = match remote::greeting(&bench, remote::link_of(&port), &args.job, "") {
+        let link = remote::link_of(&port);
+        // An RDMA device that cannot be used is told now. Only by this side: who dialled has a moment to greet, in which it opens nothing slow.
+        if link == Link::Verbs
+            && let Err(e) = bench.device.verbs_describe()
+        {
+            return Err(turned_away(caller, e.into()));
+        }
+        let greeting = match remote::greeting(&bench, link, &args.job, "") {
             Ok(greeting) => greeting,
             Err(e) => return Err(turned_away(caller, e)),
         };

@@ -57,7 +57,7 @@ impl Peer {
 
 /// One time-out for all of it. The other side opens its RDMA device for this, and says so if it cannot.
 fn greet(name: &str, timeout: Duration) -> Result<String> {
-    let until = Instant::now() + timeout;
+    // Before it is dialled: a server hears whoever dials for a moment only.
     let own = Device::builder()
         .config(Config {
             gpu: Some(GpuSelect::Host),
@@ -70,6 +70,7 @@ fn greet(name: &str, timeout: Duration) -> Result<String> {
         hca: own.provider().id(),
         offer: None,
     };
+    let until = Instant::now() + timeout;
     let left = || until.saturating_duration_since(Instant::now());
     let channel = Line::dial(name, timeout)?.call(&greeting, left())?;
     let says = channel.introduction().to_string();
