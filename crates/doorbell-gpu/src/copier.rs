@@ -46,7 +46,7 @@ pub struct CopierStats {
 /// Copies run beside kernels except for hazards of the driver, seen on real devices: a copy within one GPU needs a
 /// multiprocessor (refused, or sent [via host memory](Copier::submit_via_host)); with more than 8 streams in the process
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) channels are shared, and a copy may be behind the kernel that waits for it (this crate uses
-/// seven); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
+/// seven, or three where it has no kernels to launch); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
 /// kernels end. None of them can be prevented in other people's code, so a copy that has not ended for
 /// [10 seconds](Copier::set_stall_limit) (the HCA asks for 2) is reported by [`Copier::poll`], with its likely cause.
 ///

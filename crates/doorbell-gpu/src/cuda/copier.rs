@@ -350,7 +350,7 @@ impl CudaCopier {
         }
         let copies = segment.len() as u64;
         // SAFETY: this GPU's kernels are known to reach the ranges, and the submitter promised them until the ticket has ended.
-        match unsafe { lane.launch(current, segment, now) } {
+        match unsafe { lane.launch(current, segment) } {
             Ok(()) => {
                 state.stats.kernel_batches += 1;
                 state.stats.kernel_copies += copies;

@@ -31,6 +31,9 @@ const START: Duration = Duration::from_micros(200);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a launch that runs and does not answer makes us look whether its context is lost.
 const SUSPECT: Duration = Duration::from_millis(10);
+/// So many calls in a row that took [`START`] or longer are no accident of the scheduler's: a tool in this process, of which no variable tells
+/// (a profiler by CUPTI), lets launches wait for kernels, and those may wait for our copies.
+const SLOW: u32 = 4;
 /// Most threads that copy: one block, so that little room is needed.
 const THREADS: u32 = 256;
 
@@ -52,7 +55,9 @@ pub(super) struct Lane {
     owed: Vec<usize>,
     off_until: Option<Instant>,
     pause: Duration,
-    /// The driver refused a launch: there will be no other.
+    /// Calls up to now, one after another, that took long.
+    slow: u32,
+    /// The driver refused a launch, or lets them wait: there will be no other.
     refused: bool,
 }
 
@@ -105,6 +110,7 @@ impl Lane {
             owed: Vec::new(),
             off_until: None,
             pause: PAUSE.0,
+            slow: 0,
             refused: false,
         })
     }
@@ -171,7 +177,6 @@ impl Lane {
         &mut self,
         current: &Current<'_>,
         segment: Segment,
-        now: Instant,
     ) -> std::result::Result<(), Box<(Segment, GpuError)>> {
         let Some(index) = self.free.pop() else {
             return Ok(());
@@ -206,6 +211,7 @@ impl Lane {
         ];
         // What the kernel reads was written before it can start: a full fence, and then the driver's own write to the device.
         fence(Ordering::SeqCst);
+        let called = Instant::now();
         // SAFETY: the kernel takes two 8-byte arguments, which the driver copies before it returns; the job stays as it is until the kernel
         // has answered, and the ranges are the caller's promise.
         let code = unsafe {
@@ -228,6 +234,16 @@ impl Lane {
             self.free.push(index);
             self.refused = true;
             return Err(Box::new((segment, error)));
+        }
+        let now = Instant::now();
+        let took = now.saturating_duration_since(called);
+        self.slow = if took < START { 0 } else { self.slow + 1 };
+        if self.slow == SLOW {
+            self.refused = true;
+            tracing::warn!(
+                ?took,
+                "launches wait, for kernels it seems (a profiler?): small copies are left to the copy engine from now on"
+            );
         }
         if self.flying.is_empty() {
             self.front_since = now;

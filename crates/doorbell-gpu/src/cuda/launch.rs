@@ -15,7 +15,7 @@ use super::types::*;
 use crate::wait::{Deadline, poll_until};
 use crate::{Dims, GpuError, Result};
 
-/// Launches in flight at a time. With the copier's two streams and the private one this makes seven: beyond eight
+/// Launches in flight at a time. With the copier's two streams and the private one this makes seven (three where there is no module): beyond eight
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) streams share channels, and a copy may land behind a kernel that waits for it.
 pub(crate) const SLOTS: usize = 4;
 /// Bytes of parameters a launch.
@@ -153,7 +153,7 @@ impl CudaLaunch {
         }
         let current = gpu.context.enter()?;
         gpu.reap(&current);
-        let index = gpu.slots.take()?;
+        let index = gpu.slots().take()?;
         gpu.graveyard.begin();
         // From here on, dropping the launch gives the slot back.
         let launch = Self {
@@ -176,7 +176,7 @@ impl CudaLaunch {
         dims: Dims,
         params: &[u8],
     ) -> Result<()> {
-        let slots = &self.gpu.slots;
+        let slots = self.gpu.slots();
         let slot = slots.slots[self.slot];
         let offset = self.slot * MAX_PARAMS;
         if let Some(host) = slots.host.host() {
@@ -242,7 +242,7 @@ impl CudaLaunch {
     }
 
     fn ask(&mut self, current: &Current<'_>) -> Result<Option<Duration>> {
-        let slot = self.gpu.slots.slots[self.slot];
+        let slot = self.gpu.slots().slots[self.slot];
         match current.passed(slot.ended, || format!("kernel `{}`", self.kernel)) {
             Ok(false) => Ok(None),
             Ok(true) => {
@@ -266,7 +266,7 @@ impl CudaLaunch {
 
     fn give_back(&mut self) {
         if !std::mem::replace(&mut self.done, true) {
-            self.gpu.slots.state()[self.slot] = State::Free;
+            self.gpu.slots().state()[self.slot] = State::Free;
             self.gpu.graveyard.end();
         }
     }
@@ -284,6 +284,6 @@ impl Drop for CudaLaunch {
             return;
         }
         // Whoever launches, allocates or frees next looks after it.
-        self.gpu.slots.state()[self.slot] = State::Abandoned;
+        self.gpu.slots().state()[self.slot] = State::Abandoned;
     }
 }

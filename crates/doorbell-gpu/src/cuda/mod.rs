@@ -1,7 +1,7 @@
 //! A CUDA GPU, driven through its driver library.
 //!
 //! Everything that a running kernel could make us wait for (modules, streams, events, staging memory) is made when the GPU
-//! is opened; afterwards only what the caller asks for is. [`types`] and [`driver`] are the foreign interface, the rest is
+//! is opened; afterwards only what the caller asks for is (a module, and with the first one what launches need). [`types`] and [`driver`] are the foreign interface, the rest is
 //! one file a subject.
 
 mod context;
@@ -23,7 +23,7 @@ mod types;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::graveyard::Graveyard;
@@ -53,22 +53,11 @@ pub(crate) struct CudaGpu {
     module: Option<LoadedModule>,
     max_blocks: u32,
     rdma_vmm: bool,
+    /// Made with the first module: streams that nobody uses would take channels from those of others.
+    slots: OnceLock<Slots>,
     // Options only so that `drop` can take them; see there.
-    slots: SlotsCell,
     memops: Mutex<Option<MemOps>>,
     copier: Option<CudaCopier>,
-}
-
-/// Derefs to the slots until the GPU is dropped.
-struct SlotsCell(Option<Slots>);
-
-impl std::ops::Deref for SlotsCell {
-    type Target = Slots;
-
-    fn deref(&self) -> &Slots {
-        // Emptied only by `CudaGpu::drop`, which has the only reference.
-        self.0.as_ref().expect("slots of an open GPU")
-    }
 }
 
 /// The ordinal of the device whose context is current on this thread, if there is one.
@@ -102,7 +91,10 @@ impl CudaGpu {
         // First of all the copier: the earlier a stream, the likelier it has a channel of its own.
         let copier = CudaCopier::new(&context, &current, policy)?;
         let memops = MemOps::new(&context, &current)?;
-        let slots = Slots::new(&context, &current)?;
+        let slots = match ptx {
+            "" => OnceLock::new(),
+            _ => OnceLock::from(Slots::new(&context, &current)?),
+        };
         match copier.open_lane(&current) {
             Ok(()) => info.can.kernel_copies = policy != Policy::Engine,
             // An older driver, mostly: the copies are made all the same.
@@ -121,15 +113,20 @@ impl CudaGpu {
             module,
             max_blocks: info.can.max_blocks,
             rdma_vmm,
-            slots: SlotsCell(Some(slots)),
+            slots,
             memops: Mutex::new(Some(memops)),
             copier: Some(copier),
         };
         Ok((Arc::new(gpu), info))
     }
 
+    fn slots(&self) -> &Slots {
+        // Whoever launches has a kernel, from a module that was loaded here.
+        self.slots.get().expect("slots of a GPU with a module")
+    }
+
     pub(crate) fn copier(&self) -> &CudaCopier {
-        // As for the slots.
+        // Emptied only by `drop`, which has the only reference.
         self.copier.as_ref().expect("copier of an open GPU")
     }
 
@@ -146,6 +143,14 @@ impl CudaGpu {
 
     /// Loads a further module.
     pub(crate) fn load(&self, image: &[u8]) -> Result<LoadedModule> {
+        if self.slots.get().is_none() {
+            let current = self.context.enter()?;
+            let slots = Slots::new(&self.context, &current)?;
+            if let Err(slots) = self.slots.set(slots) {
+                // Another thread was quicker.
+                slots.destroy(&current);
+            }
+        }
         LoadedModule::load(&self.context, image)
     }
 
@@ -237,7 +242,7 @@ impl CudaGpu {
 
     /// Lets go of abandoned launches that have ended.
     fn reap(&self, current: &Current<'_>) {
-        for _ in 0..self.slots.reap(current) {
+        for _ in 0..self.slots.get().map_or(0, |slots| slots.reap(current)) {
             self.graveyard.end();
         }
     }
@@ -278,7 +283,7 @@ impl CudaGpu {
 
     fn memops<T>(&self, work: impl FnOnce(&mut MemOps) -> Result<T>) -> Result<T> {
         let mut memops = self.memops.lock().unwrap_or_else(PoisonError::into_inner);
-        // As for the slots.
+        // As for the copier.
         work(memops.as_mut().expect("memory operations of an open GPU"))
     }
 
@@ -319,7 +324,7 @@ impl CudaGpu {
 impl Drop for CudaGpu {
     /// Gives everything back, or nothing: the driver would make the process wait for whatever still runs.
     fn drop(&mut self) {
-        let slots = self.slots.0.take();
+        let slots = self.slots.take();
         let memops = self
             .memops
             .get_mut()
@@ -328,7 +333,7 @@ impl Drop for CudaGpu {
         let copier = self.copier.take();
         let module = self.module.take();
         let context = Arc::clone(&self.context);
-        let (Some(slots), Some(memops), Some(copier)) = (slots, memops, copier) else {
+        let (Some(memops), Some(copier)) = (memops, copier) else {
             return;
         };
         let current = match context.enter() {
@@ -339,7 +344,7 @@ impl Drop for CudaGpu {
                 return;
             }
         };
-        let held = if slots.has_running(&current) {
+        let held = if slots.as_ref().is_some_and(|s| s.has_running(&current)) {
             Some("an abandoned kernel runs")
         } else if !copier.is_drained(CLOSE_WAIT) {
             Some("copies, or launches for them, wait for running kernels")
@@ -356,7 +361,9 @@ impl Drop for CudaGpu {
         self.graveyard.end_all();
         copier.destroy(&current);
         memops.destroy(&current);
-        slots.destroy(&current);
+        if let Some(slots) = slots {
+            slots.destroy(&current);
+        }
         drop(module);
     }
 }

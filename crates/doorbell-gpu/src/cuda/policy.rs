@@ -1,4 +1,5 @@
-//! Who copies: the copy engine alone, or a kernel too. Decided once, when a GPU is opened.
+//! Who copies: the copy engine alone, or a kernel too. Decided once, when a GPU is opened; only launches that
+//! turn out to wait, under a profiler in the process, change it afterwards ([`super::lane`]).
 
 use crate::{GpuError, Result};
 

@@ -322,6 +322,36 @@ fn whoever_wins_the_race_the_last_ticket_is_last() {
     b.mock.clean();
 }
 
+/// A profiler in the process lets launches wait for kernels, and says so nowhere.
+#[test]
+fn launches_that_take_long_time_after_time_are_given_up() {
+    let b = Bench::new("lane_slow");
+    b.mock.call_int("mock_slow_launches", 1000);
+    b.done(&b.words(0, 0, 16));
+    assert_eq!(b.mock.get("launches"), 1);
+    // Once is chance.
+    b.mock.call_int("mock_slow_launches", 0);
+    b.until_on();
+    b.mock.call_int("mock_slow_launches", 1000);
+    let before = b.mock.get("launches");
+    for from in 0..10 {
+        b.done(&b.words(0, from * 1000, 16));
+    }
+    let launches = b.mock.get("launches");
+    assert!(
+        (1..=4).contains(&(launches - before)),
+        "{before}, {launches}"
+    );
+    // For good.
+    b.mock.call_int("mock_slow_launches", 0);
+    std::thread::sleep(Duration::from_millis(5));
+    b.done(&b.words(128, 0, 16));
+    assert_eq!(b.mock.get("launches"), launches);
+    let bytes = b.device_bytes();
+    assert!(bytes[..128] == b.data[9000..9128] && bytes[128..256] == b.data[..128]);
+    b.mock.clean();
+}
+
 /// A kernel's access of memory that is not mapped for its GPU would end the context: only what is known to be is copied so.
 #[test]
 fn memory_that_kernels_do_not_reach_is_the_engines() {

@@ -87,6 +87,28 @@ fn the_copies_kernel_is_loaded_once_a_context() {
 }
 
 #[test]
+fn streams_for_launches_are_made_when_there_is_something_to_launch() {
+    let mock = Mock::build("lazy", &[]);
+    let module = Module { ptx: "", host: &[] };
+    let gpu = Gpu::open_with_driver(&GpuSelect::Cuda(None), module, &mock.path).unwrap();
+    let buffer = gpu.alloc(MemKind::Device, 64).unwrap();
+    assert_eq!(mock.get("streams"), 3);
+    for _ in 0..2 {
+        let image = gpu.load(PTX.as_bytes()).unwrap();
+        assert_eq!(mock.get("streams"), 7);
+        let kernel = image.kernel("store").unwrap();
+        launch(&gpu, &kernel, &[buffer.device_addr(), 9])
+            .wait(LONG)
+            .unwrap();
+        assert_eq!(read_u64(&buffer), 9);
+        buffer.write(0, &[0; 8]).unwrap();
+    }
+    drop((buffer, gpu));
+    assert_eq!((mock.get("streams"), mock.get("live")), (0, 0));
+    mock.clean();
+}
+
+#[test]
 fn memory_of_all_kinds_is_zeroed_and_copied() {
     let mock = Mock::build("memory", &[]);
     let gpu = mock.open();

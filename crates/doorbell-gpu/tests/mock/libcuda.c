@@ -113,7 +113,7 @@ void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
 /* The copier's kernel, as doorbell-kernels has it: a job is lines of words (taken back; started, answer), then 256 steps, then 256 copies. */
 static struct { uint64_t *job, step; int device, begun; } launches[64];
-static int launch_count, launches_held; /* 1: none starts; 2: the oldest starts and does not end */
+static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end */
 
 static int begin_job(uint64_t *job) {
     __atomic_store_n(&job[8], 1, __ATOMIC_SEQ_CST);
@@ -148,6 +148,7 @@ static void run_launches(void) {
         memmove(launches, launches + 1, --launch_count * sizeof launches[0]);
     }
 }
+void mock_slow_launches(int us) { launch_us = us; }
 void mock_hold_launches(int hold) {
     pthread_mutex_lock(&lock);
     launches_held = hold;
@@ -294,6 +295,7 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
         if (gx != 1 || bx < 64 || bx > 288 || bx % 32) violate("the copies' kernel in another shape");
         if (!find((P)p) || launch_count == 64) return INVALID;
         n.launches++;
+        if (launch_us) usleep(launch_us);
         launches[launch_count].job = p;
         launches[launch_count].step = *(uint64_t *)args[1];
         launches[launch_count].device = stack[depth - 1];
