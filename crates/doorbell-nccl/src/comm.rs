@@ -222,10 +222,10 @@ impl Comm {
             Ok((node, pd, number, listener))
         });
         // Nor is anybody lost between the steps without the others hearing of it. This rank has not said yet that it lives, so opening took its time.
-        let mut watched = opened
-            .as_ref()
-            .ok()
-            .map(|(node, ..)| node.watch.enter(&health, &mesh));
+        let mut watched = opened.as_ref().ok().map(|(node, ..)| {
+            node.beats.add(&mesh);
+            node.watch.enter(&health, &mesh)
+        });
         let card = opened.as_ref().map(|(node, _, number, _)| {
             Card {
                 hca: node.device.provider().id(),
@@ -371,6 +371,8 @@ impl Steps<'_> {
     ) -> Result<Vec<Vec<u8>>> {
         let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
         let all = mesh.all_gather_while(&pack(step, mine), &mut || self.failure());
+        // What is logged of it is logged without the connection: the thread that beats needs it.
+        drop(mesh);
         self.judge(step, mine.err(), all)
     }
 
@@ -385,6 +387,7 @@ impl Steps<'_> {
         };
         let mut mesh = self.mesh.lock().unwrap_or_else(PoisonError::into_inner);
         let all = mesh.all_to_all_while(&parts, &mut || self.failure());
+        drop(mesh);
         self.judge(step, mine.err(), all)
     }
 

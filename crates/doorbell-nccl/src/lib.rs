@@ -8,6 +8,7 @@
 //! `queryLastError` says what it saw. [`abi`] declares what NCCL declares.
 
 pub mod abi;
+mod beats;
 mod comm;
 mod context;
 mod entry;

@@ -16,6 +16,7 @@ use doorbell::{
 use doorbell_hca::qp::released;
 use doorbell_hca::shm::Gone;
 
+use crate::beats::Beats;
 use crate::health::Health;
 use crate::pulse::Pulse;
 use crate::settings::Settings;
@@ -28,6 +29,8 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct Node {
     pub(crate) device: Device,
     pub(crate) watch: Arc<Watch>,
+    /// Apart from the watch, which the GPU's driver or NCCL's log may keep.
+    pub(crate) beats: Beats,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -83,6 +86,7 @@ impl Node {
             ..Watch::default()
         });
         let alive = Settings::read()?.alive;
+        let beats = Beats::start()?;
         let (seen, watched) = (device.clone(), Arc::clone(&watch));
         let thread = std::thread::Builder::new()
             .name("doorbell-watch".to_owned())
@@ -94,6 +98,7 @@ impl Node {
         Ok(Self {
             device,
             watch,
+            beats,
             thread: Some(thread),
         })
     }
@@ -359,7 +364,10 @@ impl Watch {
             if let Some(reason) = health.to_tell() {
                 mesh.fail(reason);
             }
-            if let Err(error) = mesh.watch() {
+            let seen = mesh.watch();
+            // Whoever logs has no connection: others beat meanwhile.
+            drop(mesh);
+            if let Err(error) = seen {
                 health.hear(&error);
             }
         }

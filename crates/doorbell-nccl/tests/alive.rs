@@ -25,6 +25,7 @@ fn peer_process() {
     part.play(|rank, gather, scene| match scene {
         "fails, awaited" => fails(rank, gather, rank > 0),
         "fails, waiting" => fails(rank, gather, rank == 0),
+        "fails, its log stands still" => log_stands_still(rank, gather),
         "stops" => stops(rank, gather),
         "links, exits" | "links, fails" | "links, stops" => between_steps(rank, gather, scene),
         other => panic!("no scene is called {other}"),
@@ -181,4 +182,37 @@ fn a_rank_that_is_lost_while_links_are_made_is_named_at_once() {
     for scene in ["links, exits", "links, fails", "links, stops"] {
         play(scene, 3, 1, &[("DOORBELL_NCCL_ALIVE", "2")]);
     }
+}
+
+/// A work request of rank 0 fails, and the log of its host takes the line only after a while: that is no death.
+fn log_stands_still(rank: usize, gather: &Arc<Gather>) {
+    let time = Duration::from_secs(7);
+    if rank == 0 {
+        let _ = common::HOLD_UP.set(("to rank 1: WQE 9", time));
+    }
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 1, 1, 64));
+    gather.barrier(rank);
+    if rank == 0 {
+        let gin = context.gin(0);
+        for _ in 0..20 {
+            let signal = With::signal(Signal::Indexed(0), 1);
+            gin.put(1, (win, 8), (win, 0), 8, signal);
+        }
+    }
+    told(&context, LONG, &["WQE 9"]);
+    let text = log_lines().join("\n");
+    assert!(!text.contains("has not been heard of"), "{text}");
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(window);
+    one.close();
+}
+
+#[test]
+fn a_log_that_stands_still_is_no_death() {
+    let variables = [("DOORBELL_NCCL_ALIVE", "2")];
+    play("fails, its log stands still", 2, 1, &variables);
 }

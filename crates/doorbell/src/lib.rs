@@ -88,6 +88,7 @@ mod launch;
 mod memory;
 mod mr;
 mod peer;
+mod peercred;
 pub mod provider;
 mod proxy;
 mod qp;

@@ -70,6 +70,9 @@ pub fn log_lines() -> Vec<String> {
 
 static LOG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// A line with these words keeps the logger so long, as a terminal that was paused does.
+pub static HOLD_UP: OnceLock<(&str, Duration)> = OnceLock::new();
+
 /// What NCCL passes as its logger; the format is always "%s" with one argument.
 pub unsafe extern "C" fn logger(
     level: c_int,
@@ -86,7 +89,11 @@ pub unsafe extern "C" fn logger(
     if std::env::var_os("DOORBELL_TEST_LOG").is_some() {
         eprintln!("{line}");
     }
+    let words = HOLD_UP.get().filter(|(words, _)| line.contains(words));
     LOG.lock().expect("the log").push(line);
+    if let Some((_, time)) = words {
+        std::thread::sleep(*time);
+    }
 }
 
 pub fn logger_arg() -> doorbell_nccl::abi::Logger {

@@ -12,6 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Result;
 use super::frame::{Frame, HEADER, Kind, MAX_FRAME, Stream};
+use crate::peercred::PeerCred;
 
 /// Frames that are kept at most: one of a collective that this rank has not come to, and the last words of its sender.
 const KEPT: usize = 8;
@@ -44,12 +45,12 @@ impl AsFd for Conn {
 impl Conn {
     pub(super) fn new(stream: Stream) -> Self {
         let pid = match &stream {
-            Stream::Unix(s) => rustix::net::sockopt::socket_peercred(s).ok(),
+            Stream::Unix(s) => PeerCred::of(s).ok().and_then(|peer| peer.pid),
             Stream::Tcp(_) => None,
         };
         Self {
             stream,
-            pid: pid.map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs()),
+            pid,
             partial: Vec::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),

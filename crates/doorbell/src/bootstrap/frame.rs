@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::{BootstrapError, Rendezvous, Result};
 use crate::connect::look_up;
+use crate::peercred::PeerCred;
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
 pub(super) const VERSION: u16 = 3;
@@ -319,10 +320,10 @@ impl Listener {
                 match &stream {
                     Stream::Unix(s) => {
                         s.set_nonblocking(false)?;
-                        let peer = rustix::net::sockopt::socket_peercred(s)?;
-                        if peer.uid != rustix::process::geteuid() {
+                        let peer = PeerCred::of(s)?;
+                        if !peer.is_own() {
                             tracing::warn!(
-                                uid = peer.uid.as_raw(),
+                                uid = peer.uid,
                                 "bootstrap: refused a process of another user"
                             );
                             return Ok(None);
@@ -377,8 +378,8 @@ pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream
                 None => UnixStream::connect(path)?,
             };
             // Names in a directory of all users can be taken by another one.
-            let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-            if peer.uid != rustix::process::geteuid() {
+            let peer = PeerCred::of(&stream)?;
+            if !peer.is_own() {
                 return Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,
                     "the socket is another user's",

@@ -85,34 +85,47 @@ impl Bootstrap {
         }
     }
 
+    /// Says that this rank lives, if that is due ([`Bootstrap::keep_alive`]), and nothing else: for a thread that is never kept, where the one that looks
+    /// ([`Bootstrap::watch`], which beats too) may be.
+    pub fn beat(&mut self) {
+        let now = Instant::now();
+        let due = self.pulse.as_mut().is_some_and(|pulse| {
+            let interval = pulse.interval();
+            let due = pulse
+                .sent
+                .is_none_or(|at| now.saturating_duration_since(at) >= interval);
+            if due {
+                pulse.sent = Some(now);
+            }
+            due
+        });
+        let (rank, gone) = (self.rank, &self.gone);
+        for (conn, _) in conns(&mut self.role).filter(|(_, other)| !gone.contains_key(other)) {
+            if due {
+                conn.beat(rank);
+            }
+            conn.flush();
+        }
+    }
+
     /// Beats, writes what waits to be written, and takes what came on all connections, `most` frames each: the first trouble that it says.
     /// With `done`, who has been written everything may end: nothing more is wanted of it now.
     pub(super) fn news(&mut self, most: usize, done: bool) -> Result<Option<Trouble>> {
-        let (rank, now) = (self.rank, Instant::now());
+        self.beat();
+        let now = Instant::now();
         let Self {
             role, gone, pulse, ..
         } = self;
-        let (mut beats, mut excused, mut silence) = (false, false, None);
+        let (mut excused, mut silence) = (false, None);
         if let Some(pulse) = pulse {
-            let interval = pulse.interval();
-            beats = pulse
-                .sent
-                .is_none_or(|at| now.saturating_duration_since(at) >= interval);
             excused = now.saturating_duration_since(pulse.looked) > pulse.silence / 4;
             silence = Some(pulse.silence);
             pulse.looked = now;
-            if beats {
-                pulse.sent = Some(now);
-            }
         }
         for (conn, other) in conns(role) {
             if gone.contains_key(&other) {
                 continue;
             }
-            if beats {
-                conn.beat(rank);
-            }
-            conn.flush();
             if excused {
                 conn.excuse(now);
             }

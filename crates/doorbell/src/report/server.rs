@@ -17,6 +17,7 @@ pub use super::who::ReportError;
 use super::who::{is_foreign, is_stopped, owner};
 use super::{Condition, DeviceReport, Motion, ProcessReport, SCHEMA, look, postmortem};
 use crate::device::Inner;
+use crate::peercred::PeerCred;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -172,9 +173,8 @@ fn command() -> String {
 fn answer(stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let asker = rustix::net::sockopt::socket_peercred(stream)?;
-    let own_uid = rustix::process::geteuid();
-    if asker.uid != own_uid && !asker.uid.is_root() {
+    let asker = PeerCred::of(stream)?;
+    if !asker.is_own() && asker.uid != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut line = String::new();
@@ -212,9 +212,9 @@ fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport,
         }
         Err(e) => return Err(os(e)),
     };
-    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|e| os(e.into()))?;
-    let other_pid = peer.pid.as_raw_nonzero().get() as u32;
-    let uid = peer.uid.as_raw();
+    let peer = PeerCred::of(&stream).map_err(os)?;
+    // One of another name space is never the one that is meant.
+    let (other_pid, uid) = (peer.pid.unwrap_or(0), peer.uid);
     if other_pid != pid {
         return Err(ReportError::Stranger {
             pid,
