@@ -22,6 +22,15 @@ fn every_test_over_packets_with_a_second_process() {
 }
 
 #[test]
+fn the_second_process_takes_an_address_of_the_same_kind() {
+    for port in ["udp://[::1]", "udp://127.0.0.2"] {
+        let args = format!("perf put-bw --link roce:{port} --check --iters 200 --no-baseline");
+        let out = succeed(&words(&args));
+        assert!(out.contains("none wrong"), "{port}\n{out}");
+    }
+}
+
+#[test]
 fn a_lossy_network_is_counted_in_the_result_file_and_captured() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name| dir.path().join(name).to_str().expect("text").to_owned();

@@ -121,6 +121,14 @@ pub(crate) fn port_at(own: Option<IpAddr>) -> String {
     }
 }
 
+/// The port of a second process on this host, where ours has the address `own`: packets of IPv4 and IPv6 do not meet.
+fn beside(ours: Option<&str>, own: IpAddr) -> String {
+    match ours {
+        Some(port) if !port.starts_with("udp") => LOCAL.to_owned(),
+        _ => port_at(Some(own)),
+    }
+}
+
 /// The RDMA device at the address by which the other side came, or the first one.
 pub(crate) fn device_at(own: Option<IpAddr>) -> String {
     match own {
@@ -217,7 +225,13 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
     }
     if args.link.kind == Link::Roce {
         words.push("--roce".into());
-        words.push(LOCAL.into());
+        words.push(
+            beside(
+                args.link.port.as_deref(),
+                bench.device.roce_offer()?.address.ip(),
+            )
+            .into(),
+        );
     }
     if args.link.kind == Link::Verbs {
         let port = args.link.port.clone().unwrap_or_else(|| device_at(None));
