@@ -12,6 +12,8 @@ pub(crate) struct Window {
     limit: u32,
     /// Bytes that go with the limit.
     bytes: u32,
+    /// Of these, what others leave.
+    share: u64,
     now: u32,
     /// Packets acknowledged since the last increase.
     acknowledged: u32,
@@ -22,6 +24,7 @@ impl Window {
         Self {
             limit,
             bytes,
+            share: u64::from(bytes),
             now: limit,
             acknowledged: 0,
         }
@@ -33,7 +36,19 @@ impl Window {
 
     /// Bytes that may be unacknowledged.
     pub(crate) fn bytes(&self) -> u64 {
-        u64::from(self.bytes) * u64::from(self.now) / u64::from(self.limit)
+        let bytes = u64::from(self.bytes) * u64::from(self.now) / u64::from(self.limit);
+        bytes.min(self.share)
+    }
+
+    /// `sending` connections share the bytes, and the others have `others` of them under way.
+    pub(crate) fn share(&mut self, sending: u64, others: u64) {
+        let all = u64::from(self.bytes);
+        self.share = (all / sending.max(1)).min(all.saturating_sub(others));
+    }
+
+    /// Not all of the bytes are this connection's.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.share < u64::from(self.bytes)
     }
 
     pub(crate) fn acknowledged(&mut self, packets: u32) {

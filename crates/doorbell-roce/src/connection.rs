@@ -80,6 +80,22 @@ impl Connection {
         self.requester.has_failed() || self.responder.has_stopped()
     }
 
+    /// Is a message under way or waiting?
+    pub fn is_sending(&self) -> bool {
+        self.requester.is_sending()
+    }
+
+    /// Unacknowledged bytes of messages that were sent or, by READs, asked for.
+    pub fn bytes_under_way(&self) -> u64 {
+        self.requester.bytes_under_way()
+    }
+
+    /// From now on [`Config::window_bytes`] are those of `sending` connections together, this one among them, of which the others have `others`
+    /// under way: for connections whose packets come to one buffer. One packet may always be, and one more that asks for an answer.
+    pub fn share_window(&mut self, sending: u64, others: u64) {
+        self.requester.window.share(sending, others);
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> &Counters {
         &self.counters

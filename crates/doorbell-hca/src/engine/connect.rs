@@ -42,12 +42,16 @@ impl Core {
                         shared.core
                     ),
                 })?;
+                let peer = match &to {
+                    Destination::Roce(target) => Some(target.peer),
+                    _ => None,
+                };
                 let link = match to {
                     Destination::RoceAnyone(of) => roce::Link::receiver(roce.port.as_ref(), &of)?,
                     Destination::Roce(target) => roce::Link::new(roce.port.as_mut(), &target)?,
                     _ => return Ok(()),
                 };
-                roce.add(slot, shared.qpn.get());
+                roce.add(slot, shared.qpn.get(), peer);
                 Target::Roce(Box::new(link))
             }
             Destination::Verbs(_) => match std::mem::replace(&mut qp.cold.prepared, Target::None) {

@@ -173,6 +173,21 @@ impl Requester {
         self.messages.is_empty() && self.events.is_empty()
     }
 
+    pub(crate) fn is_sending(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    pub(crate) fn bytes_under_way(&self) -> u64 {
+        let Some(oldest) = self.messages.front().filter(|_| self.una != self.next) else {
+            return 0;
+        };
+        let next = match self.messages.get(self.current) {
+            Some(posted) => posted.bytes_before(self.next, self.mtu),
+            None => self.posted_bytes,
+        };
+        next.saturating_sub(oldest.bytes_before(self.una, self.mtu))
+    }
+
     pub(crate) fn has_failed(&self) -> bool {
         self.failed
     }
@@ -299,7 +314,7 @@ impl Requester {
             return None;
         }
         if posted.message.op.is_read_like() {
-            return self.transmit_read(now, &posted, index, counters, out);
+            return self.transmit_read(now, &posted, (index, room), counters, out);
         }
 
         let offset = index * self.mtu;
@@ -374,7 +389,7 @@ impl Requester {
         &mut self,
         now: u64,
         posted: &Posted,
-        index: u32,
+        (index, room): (u32, u32),
         counters: &mut Counters,
         out: &mut [u8],
     ) -> Option<usize> {
@@ -419,6 +434,11 @@ impl Requester {
             }
             Op::Write { .. } | Op::Send { .. } => return None,
         };
+        // Where others have their share, a piece is asked for when there is room for all of it; what is under way makes some.
+        if self.window.is_shared() && room < packets && self.since_ack == 0 && self.next != self.una
+        {
+            return None;
+        }
         let mut bth = Bth::new(opcode, self.dest_qpn, self.next);
         bth.ack_req = true;
         let len = Header { bth, ext }.emit(out);
@@ -486,6 +506,8 @@ impl Requester {
         let next = posted.bytes_before(self.next, self.mtu);
         let under_way = next - oldest.bytes_before(self.una, self.mtu);
         let room = self.window.bytes().saturating_sub(under_way);
+        // The window became smaller after a packet that asked for no answer: one more does.
+        let room = room.max(u64::from(self.since_ack > 0));
         room.div_ceil(u64::from(self.mtu)).min(u64::from(u32::MAX)) as u32
     }
 

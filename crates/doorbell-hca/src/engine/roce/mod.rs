@@ -14,10 +14,12 @@ mod memory;
 mod outward;
 mod pace;
 mod ready;
+mod share;
 mod staged;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -95,6 +97,7 @@ pub(crate) struct CorePort {
     /// The number of the connected queue pair in each slot; 0: none.
     links: Vec<u32>,
     ready: ready::Ready,
+    shares: share::Shares,
     /// Times a connection was asked for its packets.
     asked: u64,
     /// Slots of queue pairs that gather what arrived; for the time of a round.
@@ -136,6 +139,7 @@ impl CorePort {
             routes: HashMap::default(),
             links: Vec::new(),
             ready: ready::Ready::default(),
+            shares: share::Shares::default(),
             asked: 0,
             gathering: Vec::new(),
             hungry: false,
@@ -158,9 +162,12 @@ impl CorePort {
         }
     }
 
-    /// A queue pair was connected.
-    pub(super) fn add(&mut self, slot: u32, qpn: u32) {
+    /// A queue pair was connected; to the port of which peer, if it is known.
+    pub(super) fn add(&mut self, slot: u32, qpn: u32, peer: Option<SocketAddr>) {
         self.forget(slot);
+        if let Some(peer) = peer {
+            self.shares.add(slot, peer);
+        }
         self.routes.insert(qpn, slot);
         let at = slot as usize;
         if self.links.len() <= at {
@@ -171,6 +178,7 @@ impl CorePort {
 
     /// A queue pair is connected no more.
     pub(super) fn forget(&mut self, slot: u32) {
+        self.shares.forget(slot);
         let qpn = self.links.get_mut(slot as usize).map(std::mem::take);
         if let Some(qpn) = qpn.filter(|qpn| *qpn != 0) {
             self.routes.remove(&qpn);
@@ -308,11 +316,13 @@ impl CorePort {
             cx.slot = slot;
             if qp.cold.shared.state() != QpState::Ready {
                 // It failed elsewhere; it is forgotten when it is reset or destroyed.
+                self.shares.set(slot, false, 0);
                 qp.unstage(cx.dma, slot);
                 continue;
             }
             if let Some(reason) = &self.down {
                 tracing::error!(qpn = %qp.qpn(), "the RoCE port failed: {reason}");
+                self.shares.set(slot, false, 0);
                 qp.fail_flight(cx.inner, Fault::PortDown);
                 done += 1;
                 continue;
@@ -337,6 +347,7 @@ impl CorePort {
                 }
             }
             if !ready {
+                self.shares.set(slot, false, 0);
                 qp.unstage(cx.dma, slot);
             }
         }
@@ -377,7 +388,7 @@ impl CorePort {
         now: u64,
         stage: Stage,
     ) -> (u64, bool) {
-        let inner = cx.inner;
+        let (inner, slot) = (cx.inner, cx.slot);
         self.asked += 1;
         let Some((link, mut memory)) = qp.cold.link(cx) else {
             return (0, false);
@@ -399,8 +410,11 @@ impl CorePort {
             return (0, true);
         }
         memory.lends = self.lends;
+        if let Some((sending, others)) = self.shares.of(slot, link.connection.is_sending()) {
+            link.connection.share_window(sending, others);
+        }
         link.connection.begin_burst(behind);
-        let mut sent = 0;
+        let (mut sent, mut more) = (0, true);
         for _ in 0..SHARE {
             if self.tx.space(path).is_none() && !self.flush(inner) {
                 break;
@@ -420,10 +434,16 @@ impl CorePort {
                     }
                     sent += 1;
                 }
-                None => return (sent, behind),
+                None => {
+                    more = behind;
+                    break;
+                }
             }
         }
-        (sent, true)
+        let connection = &link.connection;
+        self.shares
+            .set(slot, connection.is_sending(), connection.bytes_under_way());
+        (sent, more)
     }
 
     /// A fault script has cut the link.
