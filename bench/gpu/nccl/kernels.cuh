@@ -272,21 +272,24 @@ __global__ void large(Job j) {
   meet(gin, 0);
 }
 
-// All-to-alls of words, as fast as signals let them follow each other: two halves in turn, since a rank may be one round ahead.
+// All-to-alls of words, as fast as signals let them follow each other: two halves in turn, since a rank may be one round ahead. Each half has a signal
+// of its own: with one for both, a rank's next word could make up the number before another's word of this round has come.
 __global__ void exchange(Job j) {
   ncclGin gin{j.comm, 0};
   int me = j.comm.rank, ranks = j.comm.nRanks;
-  unsigned long long base = gin.readSignal(5), wrong = 0;
+  unsigned long long want[2] = {gin.readSignal(5), gin.readSignal(6)}, wrong = 0;
   meet(gin, 0);
   unsigned long long begin = now();
   for (int round = 1; round <= j.rounds; round++) {
+    ncclGinSignal_t signal = 5 + round % 2;
     size_t half = round % 2 * ranks * 8, r = threadIdx.x;
     if (r < ranks) {
       words(j, half)[r] = word_of(me, r, round);
-      gin.put(ncclTeamWorld(j.comm), r, j.win, j.size / 2 + half + me * 8, j.win, half + r * 8, 8, ncclGin_StrongSignalInc{5}, ncclGin_None{},
+      gin.put(ncclTeamWorld(j.comm), r, j.win, j.size / 2 + half + me * 8, j.win, half + r * 8, 8, ncclGin_StrongSignalInc{signal}, ncclGin_None{},
               ncclCoopThread{}, ncclGin_None{}, cuda::thread_scope_thread, cuda::thread_scope_system);
     }
-    gin.waitSignal(ncclCoopCta(), 5, base + (unsigned long long)round * ranks);
+    want[round % 2] += ranks;
+    gin.waitSignal(ncclCoopCta(), signal, want[round % 2]);
     if (r < ranks) wrong += words(j, j.size / 2 + half)[r] != word_of(r, me, round);
   }
   gin.flush(ncclCoopCta());
