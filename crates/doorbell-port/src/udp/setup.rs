@@ -336,7 +336,7 @@ fn bind_error(addr: SocketAddr, source: io::Error) -> PortError {
                 ),
                 Some(inode) => match process_of(inode) {
                     Some(process) if is_own(&process) => (
-                        format!("another port of this very process ({})", std::process::id()),
+                        "another port of this very process".to_owned(),
                         "close that one first, take another UDP port (port 0 takes any), or share it (`share` on all of them)",
                     ),
                     process => (
