@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -12,9 +11,6 @@ use crate::counters::PortCounters;
 use crate::error::{PortError, Result};
 use crate::path::{self, Path, PathRequest, TRAIN};
 use crate::sys;
-
-/// How long a port that this process has is waited for: whoever had it may be about to close it.
-const RELEASE: Duration = Duration::from_millis(250);
 
 /// How a UDP port is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,16 +130,7 @@ impl UdpPort {
                 "the UDP port cannot be shared",
             )?;
         }
-        let mut bound = rustix::net::bind(&fd, &addr);
-        let until = Instant::now() + RELEASE;
-        while bound == Err(rustix::io::Errno::ADDRINUSE)
-            && held_here(addr)
-            && Instant::now() < until
-        {
-            std::thread::sleep(RELEASE / 50);
-            bound = rustix::net::bind(&fd, &addr);
-        }
-        bound.map_err(|e| bind_error(addr, e.into()))?;
+        rustix::net::bind(&fd, &addr).map_err(|e| bind_error(addr, e.into()))?;
         let socket = UdpSocket::from(fd);
         let local = socket
             .local_addr()
@@ -310,19 +297,6 @@ fn mtu_of(interface: &str) -> Option<usize> {
     usize::try_from(mtu).ok()
 }
 
-/// Is the UDP port of `addr` this process's own?
-fn held_here(addr: SocketAddr) -> bool {
-    let own = inode_of(addr)
-        .filter(|inode| *inode != 0)
-        .and_then(process_of);
-    own.is_some_and(|o| is_own(&o))
-}
-
-/// Is a process, as [`process_of`] names it, this one?
-fn is_own(process: &str) -> bool {
-    process.split(' ').next() == Some(std::process::id().to_string().as_str())
-}
-
 /// Why a bind failed.
 fn bind_error(addr: SocketAddr, source: io::Error) -> PortError {
     match source.raw_os_error() {
@@ -334,19 +308,13 @@ fn bind_error(addr: SocketAddr, source: io::Error) -> PortError {
                     "the kernel itself (most likely the rdma_rxe driver)".to_owned(),
                     "take another UDP port between Doorbell peers, or remove the device (`rdma link`, then `rdma link delete NAME`)",
                 ),
-                Some(inode) => match process_of(inode) {
-                    Some(process) if is_own(&process) => (
-                        "another port of this very process".to_owned(),
-                        "close that one first, take another UDP port (port 0 takes any), or share it (`share` on all of them)",
-                    ),
-                    process => (
-                        process.map_or_else(
-                            || "a process of another user".to_owned(),
-                            |p| format!("process {p}"),
-                        ),
-                        "stop it, take another UDP port (port 0 takes any), or share it (`share` on all of them)",
-                    ),
-                },
+                Some(inode) => (
+                    match process_of(inode) {
+                        Some(process) => format!("process {process}"),
+                        None => "a process of another user".to_owned(),
+                    },
+                    "stop it, take another UDP port (port 0 takes any), or share it (`share` on all of them)",
+                ),
                 None => (
                     "another socket".to_owned(),
                     "see `ss -ulnp`, or take another UDP port (port 0 takes any)",
@@ -397,27 +365,4 @@ fn process_of(inode: u64) -> Option<String> {
             let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             has.then(|| format!("{pid} ({})", name.trim()))
         })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_port_of_this_process_is_waited_for_and_named_as_its_own() {
-        let held = UdpSocket::bind("127.0.0.1:0").expect("a port");
-        let addr = held.local_addr().expect("an address");
-        let config: crate::PortConfig = format!("udp://{addr}").parse().expect("valid");
-        let error = config.open().expect_err("it is taken").to_string();
-        assert!(
-            error.contains("very process") && !error.contains("stop it"),
-            "{error}"
-        );
-        let closing = std::thread::spawn(move || {
-            std::thread::sleep(RELEASE / 10);
-            drop(held);
-        });
-        config.open().expect("it was closed meanwhile");
-        closing.join().expect("it ends");
-    }
 }
