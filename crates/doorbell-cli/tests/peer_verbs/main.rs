@@ -131,7 +131,7 @@ fn peer_verbs_mistakes_of_a_site_are_explained() {
          as_user() { su -s /bin/sh user -c \"cd /tmp/own; /mnt/doorbell hwtest --no-perf --signals 100\"; echo \"hwtest rc=$?\"; }\n\
          chown 0:77 /dev/infiniband/uverbs0; chmod 660 /dev/infiniband/uverbs0; as_user\n\
          chmod 666 /dev/infiniband/uverbs0; ulimit -l 4096; as_user\n\
-         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --hca-cores 0 --size 4K --secs 60 --timeout 20 2>&1 & run=$!\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --hca-cores 0 --size 4K --secs 90 --timeout 60 2>&1 & run=$!\n\
          until [ \"$(rdma resource show qp | grep -c doorbell)\" -ge 2 ]; do sleep 1; done\n\
          sleep 1; ip link set eth0 down; wait $run; echo \"went down rc=$?\"\n",
     );
