@@ -49,8 +49,6 @@ pub(super) struct Lane {
     /// Since when the oldest could have started.
     front_since: Instant,
     suspected: Instant,
-    /// The words that take launches back are set: none of those that have not started will do anything.
-    taking_back: bool,
     /// Jobs that were taken back and have not answered: their kernels wait to start still.
     owed: Vec<usize>,
     off_until: Option<Instant>,
@@ -106,7 +104,6 @@ impl Lane {
             flying: VecDeque::new(),
             front_since: now,
             suspected: now,
-            taking_back: false,
             owed: Vec::new(),
             off_until: None,
             pause: PAUSE.0,
@@ -130,11 +127,18 @@ impl Lane {
         !self.flying.is_empty()
     }
 
+    /// Are the words that take launches back set? Then all under way have theirs, since no other is launched, and those that have not started will do
+    /// nothing.
+    fn is_taking_back(&self) -> bool {
+        let taken = |launch: &Launch| self.job(launch.job).cancelled.load(Ordering::Relaxed) != 0;
+        self.flying.front().is_some_and(taken)
+    }
+
     /// Is it of use at present? Not while launches that were taken back wait to start, nor soon after.
     pub(super) fn is_on(&mut self, now: Instant) -> bool {
         self.reclaim_owed();
         if self.refused
-            || self.taking_back
+            || self.is_taking_back()
             || !self.owed.is_empty()
             || self.off_until.is_some_and(|t| now < t)
         {
@@ -256,16 +260,15 @@ impl Lane {
     /// What has ended, piece by piece; to be called until it says `None`. An error: the context is lost.
     pub(super) fn poll(&mut self, current: &Current<'_>, now: Instant) -> Result<Option<Ended>> {
         let Some(front) = self.flying.front() else {
-            self.taking_back = false;
             return Ok(None);
         };
-        let job = self.job(front.job);
+        let (job, mut taking_back) = (self.job(front.job), self.is_taking_back());
         match job.answer.load(Ordering::Acquire) {
             answer::NONE => {}
             answer::DECLINED => return Ok(Some(self.take_back(now))),
             _ => {
                 self.front_since = now;
-                if !self.taking_back {
+                if !taking_back {
                     self.pause = PAUSE.0;
                 }
                 let done = self.flying.pop_front().map(|launch| {
@@ -277,16 +280,16 @@ impl Lane {
         }
         let waited = now.saturating_duration_since(self.front_since);
         let has_started = || job.started.load(Ordering::Relaxed) != 0;
-        if !self.taking_back && waited >= START && !has_started() {
+        if !taking_back && waited >= START && !has_started() {
             // The newest first: launches run one after another, so when one sees its word those behind it see theirs.
             for launch in self.flying.iter().rev() {
                 self.job(launch.job).cancelled.store(1, Ordering::Release);
             }
             fence(Ordering::SeqCst);
-            self.taking_back = true;
+            taking_back = true;
         }
         // Looked at behind that fence: it will do nothing, whenever it starts.
-        if self.taking_back && self.job(front.job).started.load(Ordering::Relaxed) == 0 {
+        if taking_back && !has_started() {
             return Ok(Some(self.take_back(now)));
         }
         if waited >= SUSPECT && now.saturating_duration_since(self.suspected) >= SUSPECT {
@@ -302,7 +305,6 @@ impl Lane {
     fn take_back(&mut self, now: Instant) -> Ended {
         self.off_until = Some(now + self.pause);
         self.pause = (self.pause * 2).min(PAUSE.1);
-        self.taking_back = false;
         let mut segments = Vec::with_capacity(self.flying.len());
         for launch in std::mem::take(&mut self.flying) {
             if !self.reclaim(launch.job) {

@@ -44,16 +44,25 @@ impl Bench {
 
     /// To place `to` of the device from place `from` of the host.
     fn op(&self, to: usize, from: usize, len: usize) -> CopyOp {
+        self.op_to(self.device.device_addr() + to as u64, from, len)
+    }
+
+    /// To any address.
+    fn op_to(&self, dst: u64, from: usize, len: usize) -> CopyOp {
         CopyOp {
-            dst: self.device.device_addr() + to as u64,
+            dst,
             src: self.host.device_addr() + from as u64,
             len: len as u64,
         }
     }
 
     fn words(&self, to: usize, from: usize, count: usize) -> Vec<CopyOp> {
+        self.words_to(self.device.device_addr() + to as u64, from, count)
+    }
+
+    fn words_to(&self, dst: u64, from: usize, count: usize) -> Vec<CopyOp> {
         (0..count)
-            .map(|i| self.op(to + i * 8, from + i * 8, 8))
+            .map(|i| self.op_to(dst + i as u64 * 8, from + i * 8, 8))
             .collect()
     }
 
@@ -291,6 +300,28 @@ fn a_launch_that_has_started_is_waited_for() {
     b.mock.clean();
 }
 
+/// It starts after all, between the host's two looks, and nothing is behind it: then nothing was taken back, and the kernel is used as before.
+#[test]
+fn a_launch_that_starts_as_it_is_taken_back_is_waited_for_too() {
+    let b = Bench::new("lane_late");
+    b.mock.call_int("mock_hold_launches", 3);
+    let ticket = b.submit(&b.words(0, 0, 20));
+    let since = Instant::now();
+    while b.mock.get("late") == 0 || since.elapsed() < Duration::from_millis(20) {
+        assert!(!b.copier.poll(ticket).unwrap());
+        assert!(since.elapsed() < LONG);
+    }
+    b.mock.call_int("mock_hold_launches", 0);
+    b.copier.wait(ticket, LONG).unwrap();
+    b.done(&b.words(160, 1000, 20));
+    let stats = b.copier.stats();
+    assert_eq!((stats.kernel_batches, stats.taken_back), (2, 0));
+    assert_eq!(b.mock.get("kernel_copies"), 40);
+    let bytes = b.device_bytes();
+    assert!(bytes[..160] == b.data[..160] && bytes[160..320] == b.data[1000..1160]);
+    b.mock.clean();
+}
+
 /// Launches that start around the moment at which patience ends: whoever does the work, it is done in order.
 #[test]
 fn whoever_wins_the_race_the_last_ticket_is_last() {
@@ -371,13 +402,7 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
         (b.mock.foreign_owned(4096, 3), 0),
     ] {
         let before = b.counts().0;
-        let words: Vec<_> = (0..20)
-            .map(|i| CopyOp {
-                dst: at + i * 8,
-                src: b.host.device_addr() + i * 8,
-                len: 8,
-            })
-            .collect();
+        let words = b.words_to(at, 0, 20);
         b.done(&words);
         assert_eq!(b.counts().0 - before, launches, "{at:#x}");
         // Asked anew, the answer is the same.
@@ -389,28 +414,14 @@ fn memory_that_kernels_do_not_reach_is_the_engines() {
     let export = b.gpu.alloc(MemKind::Device, 4096).unwrap();
     let opened = b.gpu.import(&export.export().unwrap()).unwrap();
     let before = b.counts().0;
-    let words: Vec<_> = (0..20)
-        .map(|i| CopyOp {
-            dst: opened.device_addr() + i * 8,
-            src: b.host.device_addr() + i * 8,
-            len: 8,
-        })
-        .collect();
-    b.done(&words);
+    b.done(&b.words_to(opened.device_addr(), 0, 20));
     assert_eq!(b.counts().0 - before, 1);
     b.mock.clean();
     // A mapping without a handle: the driver does not say who may use it.
     let b = Bench::with("lane_reach_mapped", &["-DNO_HANDLES"]);
     let mapped = b.mock.foreign_vmm(2 << 20, 0);
     let before = b.counts().0;
-    let words: Vec<_> = (0..20)
-        .map(|i| CopyOp {
-            dst: mapped + i * 8,
-            src: b.host.device_addr() + i * 8,
-            len: 8,
-        })
-        .collect();
-    b.done(&words);
+    b.done(&b.words_to(mapped, 0, 20));
     assert_eq!(b.counts().0 - before, 0);
     b.mock.clean();
 }

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static uint64_t hold_copies_release = 1;
 static int sticky;
 static uint64_t context_id = 1; /* another after a reset */
 static struct {
-    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies;
+    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies, late;
 } n;
 static char violation[256];
 
@@ -99,7 +100,7 @@ static R gone(P a, const char *what) {
 uint64_t mock_get(const char *name) {
 #define F(x) if (!strcmp(name, #x)) return n.x;
     F(violations) F(allocs) F(frees) F(batches) F(batched_copies) F(copies) F(retains) F(releases) F(streams) F(events)
-    F(modules) F(maps) F(launches) F(kernel_copies)
+    F(modules) F(maps) F(launches) F(kernel_copies) F(late)
     if (!strcmp(name, "depth")) return depth;
     if (!strcmp(name, "mode")) return mode;
     if (!strcmp(name, "running")) return running();
@@ -113,7 +114,8 @@ void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
 /* The copier's kernel, as doorbell-kernels has it: a job is lines of words (taken back; started, answer), then 256 steps, then 256 copies. */
 static struct { uint64_t *job, step; int device, begun; } launches[64];
-static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end */
+static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end; 3: it does so as it is taken back */
+static struct sigaction faults;
 
 static int begin_job(uint64_t *job) {
     __atomic_store_n(&job[8], 1, __ATOMIC_SEQ_CST);
@@ -138,7 +140,22 @@ static void run_job(uint64_t *job, uint64_t step, int device) {
         if (step >> 63) break;
     }
 }
+/* The host is about to store the word that takes the oldest back: it starts now, and does not see it. */
+static void start_late(int sig, siginfo_t *fault, void *context) {
+    (void)sig, (void)context;
+    sigaction(SIGSEGV, &faults, 0);
+    if (fault->si_addr != launches[0].job) return; /* somebody else's: it comes again */
+    mprotect(launches[0].job, 4096, PROT_READ | PROT_WRITE);
+    launches[0].begun = begin_job(launches[0].job);
+    launches_held = 2;
+    n.late++;
+}
 static void run_launches(void) {
+    if (launch_count && launches_held == 3) {
+        struct sigaction late = {.sa_sigaction = start_late, .sa_flags = SA_SIGINFO};
+        if (mprotect(launches[0].job, 4096, PROT_READ) || sigaction(SIGSEGV, &late, &faults)) violate("a job that does not begin a page");
+        return;
+    }
     while (launch_count && !(launches_held && launches[0].begun) && launches_held != 1) {
         int begins = launches[0].begun ? 1 : begin_job(launches[0].job) ? 1 : 2;
         launches[0].begun = begins;
