@@ -29,17 +29,10 @@ struct Range {
     start: u64,
     end: u64,
     place: Place,
-    reach: Reach,
+    /// Kernels of this GPU are known to reach it.
+    reached: bool,
     /// It is a mapping, of what `cuMemCreate` made: others may lie beside it.
     mapped: bool,
-}
-
-/// Do kernels of this GPU reach it?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    Yes,
-    /// No, or it is not known.
-    No,
 }
 
 /// Allocations met so far, or mappings, sorted by address, not overlapping.
@@ -83,7 +76,7 @@ impl Ranges {
         }
         let first = self.around(current, addr).ok()?;
         let mut last = first;
-        while last.reach == Reach::Yes {
+        while last.reached {
             if end <= last.end {
                 return Some((first.start, last.end));
             }
@@ -128,12 +121,11 @@ impl Ranges {
         let mut range = ask(current, addr, 0)?;
         // Of mapped memory the driver tells the reserved range, in which anything may be mapped.
         let bounds = (range.start, range.end);
-        if let Some((start, end, usable)) = memory::mapping(current, addr, bounds) {
-            let reach = if usable { Reach::Yes } else { Reach::No };
+        if let Some((start, end, reached)) = memory::mapping(current, addr, bounds) {
             range = Range {
                 start,
                 end,
-                reach,
+                reached,
                 mapped: true,
                 ..range
             };
@@ -275,24 +267,21 @@ fn ask(current: &Current<'_>, addr: u64, len: u64) -> Result<Range> {
         MEMORY_DEVICE => Place::Device(ordinal),
         _ => return Err(unknown),
     };
-    let reach = match place {
-        _ if for_kernels != addr => Reach::No,
-        Place::Host => Reach::Yes,
+    let reached = match place {
+        _ if for_kernels != addr => false,
+        Place::Host => true,
         // What `cuMemAlloc` makes is in its context; another GPU's is reached only where peer access was enabled, which the driver does not say.
-        Place::Device(ordinal) if ordinal == current.device() => {
-            let ours = owner == current.raw();
-            match ours || owner == CuContext::NULL && is_of_open_pool(current, addr) {
-                true => Reach::Yes,
-                false => Reach::No,
-            }
+        Place::Device(ordinal) => {
+            let in_ours = || owner == current.raw();
+            let in_pool = || owner == CuContext::NULL && is_of_open_pool(current, addr);
+            ordinal == current.device() && (in_ours() || in_pool())
         }
-        Place::Device(_) => Reach::No,
     };
     Ok(Range {
         start,
         end: start.saturating_add(size as u64),
         place,
-        reach,
+        reached,
         mapped: false,
     })
 }
@@ -330,7 +319,7 @@ mod tests {
                 start,
                 end,
                 place,
-                reach: Reach::Yes,
+                reached: true,
                 mapped: false,
             };
             insert(&mut known, range);
