@@ -27,6 +27,23 @@ fn spread(dst: &Buffer, src: &Buffer, count: u64, len: u64) -> Vec<CopyOp> {
         .collect()
 }
 
+/// How long copies took, one after another: sorted.
+pub(crate) fn trips<E: From<GpuError>>(
+    copier: &Copier,
+    rounds: usize,
+    submit: impl Fn() -> Result<u64, E>,
+) -> Result<Vec<Duration>, E> {
+    let mut samples = Vec::new();
+    for _ in 0..rounds {
+        let started = Instant::now();
+        let ticket = submit()?;
+        while !copier.poll(ticket)? {}
+        samples.push(started.elapsed());
+    }
+    samples.sort();
+    Ok(samples)
+}
+
 /// A kernel that holds every thread of the GPU waits for a word that the copier brings.
 pub(crate) fn beside_a_full_gpu(gpu: &Gpu) -> Outcome {
     let copier = copier(gpu)?;
@@ -137,15 +154,8 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
         for (name, dst, src) in [("to device", &device, &host), ("to host", &host, &device)] {
             let beside = if full { "full" } else { "idle" };
             for len in [8, 4096] {
-                let mut samples: Vec<_> = (0..2000)
-                    .map(|_| {
-                        let started = Instant::now();
-                        let ticket = submit(&copier, &spread(dst, src, 1, len))?;
-                        while !copier.poll(ticket)? {}
-                        Ok::<_, GpuError>(started.elapsed())
-                    })
-                    .collect::<Result<_, _>>()?;
-                samples.sort();
+                let one = || submit(&copier, &spread(dst, src, 1, len));
+                let samples = trips(&copier, 2000, one)?;
                 println!(
                     "INFO {name}, {len} B, one at a time, {beside} GPU: median {:?}, p99 {:?}",
                     samples[1000], samples[1980]
@@ -174,15 +184,8 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
             MemKind::PinnedHost,
             Duration::from_secs(10),
         )?;
-        let mut samples: Vec<_> = (0..200)
-            .map(|_| {
-                let started = Instant::now();
-                let ticket = submit(&copier, &spread(&device, &host, 1, 8))?;
-                while !copier.poll(ticket)? {}
-                Ok::<_, GpuError>(started.elapsed())
-            })
-            .collect::<Result<_, _>>()?;
-        samples.sort();
+        let one = || submit(&copier, &spread(&device, &host, 1, 8));
+        let samples = trips(&copier, 200, one)?;
         println!(
             "INFO to device, 8 B, one at a time, beside {blocks} blocks that poll one word of host memory: median {:?}",
             samples[100]

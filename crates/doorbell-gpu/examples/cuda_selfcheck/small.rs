@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use doorbell_gpu::{Buffer, Copier, CopyOp, Dims, Gpu, GpuSelect, MemKind, Module};
 
+use crate::copies::trips;
 use crate::{LONG, Outcome, Spin, ensure};
 
 /// Memory, and where in it.
@@ -275,13 +276,13 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
                 })
                 .collect();
             let before = ends.copier.stats().kernel_batches;
-            let any = trip(&ends.copier, 200, || ends.submit(&ops, &[]))?;
+            let any = trips(&ends.copier, 200, || ends.submit(&ops, &[]))?[100];
             let rate = pipelined(&ends.copier, count, || ends.submit(&ops, &[]))?;
             let by_kernel = ends.copier.stats().kernel_batches > before;
             // SAFETY: buffers that outlive the copies.
             let engine = || Ok(unsafe { ends.copier.submit_via_host(&ops) }?);
             let rounds = if count > 16 { 20 } else { 200 };
-            let theirs = trip(&ends.copier, rounds, engine)?;
+            let theirs = trips(&ends.copier, rounds, engine)?[rounds / 2];
             let their_rate = pipelined(&ends.copier, count, engine)?;
             println!(
                 "INFO {name}, {count} x {len} B: {any:.1?} {}, {theirs:.1?} by the engine; four under way {:.2} and {:.2} M copies/s",
@@ -301,22 +302,6 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
     Ok(format!(
         "the kernel's trips are at worst {worst:.2} of the engine's speed"
     ))
-}
-
-fn trip(
-    copier: &Copier,
-    rounds: usize,
-    submit: impl Fn() -> Result<u64, Failure>,
-) -> Result<Duration, Failure> {
-    let mut samples = Vec::new();
-    for _ in 0..rounds {
-        let started = Instant::now();
-        let ticket = submit()?;
-        while !copier.poll(ticket)? {}
-        samples.push(started.elapsed());
-    }
-    samples.sort();
-    Ok(samples[rounds / 2])
 }
 
 /// Copies a second with four tickets under way.
