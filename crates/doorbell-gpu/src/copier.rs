@@ -48,7 +48,7 @@ pub struct CopierStats {
 /// (`CUDA_DEVICE_MAX_CONNECTIONS`) channels are shared, and a copy may be behind the kernel that waits for it (this crate uses
 /// seven, or three where it has no kernels to launch); and freeing memory, or the first launch of a kernel under lazy loading, makes later copies wait until running
 /// kernels end. None of them can be prevented in other people's code, so a copy that has not ended for
-/// [10 seconds](Copier::set_stall_limit) (the HCA asks for 2) is reported by [`Copier::poll`], with its likely cause.
+/// [10 seconds](Copier::set_stall_limit) (the HCA has a limit of its own: 2, and more for large ones) is reported by [`Copier::poll`], with its likely cause.
 ///
 /// # What makes copies slow
 ///
@@ -58,8 +58,8 @@ pub struct CopierStats {
 /// blocks that poll one host word, 136 us beside 64.
 ///
 /// And small copies: those of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6. That is
-/// what [`Copier::submit_in_steps`] has a kernel for: 256 of 8 bytes took 16 to 19 us, at 20 to 34 million a second with four tickets under way
-/// (`examples/cuda_selfcheck`, small-copies-rates). It is not used while kernels leave it no room, and `DOORBELL_GPU_COPIES=engine` turns it off.
+/// what [`Copier::submit_in_steps`] has a kernel for: 256 of 8 bytes took 18 to 20 us, at 24 to 26 million a second with four tickets under way
+/// (small-copies-rates, bench/results/2026-11-30-h200-copies/selfcheck.txt). It is not used while kernels leave it no room, and `DOORBELL_GPU_COPIES=engine` turns it off.
 #[derive(Clone)]
 pub struct Copier {
     pub(crate) gpu: Arc<CudaGpu>,

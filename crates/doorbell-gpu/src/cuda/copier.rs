@@ -29,13 +29,14 @@ const IN_DRIVER: usize = 512;
 /// Bytes of pinned memory through which copies within one GPU go.
 pub(super) const BOUNCE: usize = 4 << 20;
 
-/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200: a launch took 11 to 14 us up to 64 copies of 8 bytes and
-/// 16 to 19 us for 256; the engine 6 to 8 us, 0.4 to 0.6 us more for each copy after the first, and by way of host memory twice that. Beside
-/// kernels that poll host memory the engine loses sooner: there each of its copies waits behind them, and of a launch only its few reads.
+/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200 (bench/results/2026-11-30-h200-copies/selfcheck.txt): a
+/// launch took 12 to 15 us up to 64 copies of 8 bytes and 18 to 20 us for 256; the engine 6 to 7 us, 0.4 to 0.7 us more for each copy after the first,
+/// and by way of host memory about twice that. Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind
+/// them, and of a launch only its few reads.
 mod small {
     /// From so many copies on; within one GPU one is enough, which is as quick alone, and quicker where others follow.
     pub(super) const COUNT: usize = 8;
-    /// Up to so many bytes a copy, on average: one block moves 7 GB/s.
+    /// Up to so many bytes a copy, on average: one block moves 6 to 7 GB/s.
     pub(super) const MEAN: u64 = 2 << 10;
     /// The same if some are within one GPU.
     pub(super) const MEAN_WITHIN: u64 = 4 << 10;

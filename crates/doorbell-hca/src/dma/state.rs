@@ -9,6 +9,7 @@ use super::{
     job::{DmaFailure, Pieces, Range, Ranges, Word, put_old},
     staging::Slot,
 };
+
 pub(super) enum Task {
     Copy {
         pieces: Pieces,
