@@ -16,7 +16,9 @@
 #     trip                             half round trips with a trace of each process
 #     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
 #                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
-#     symmetric                        NCCL's own reduce-scatter over GIN (needs an NCCL with all its kernels: a wheel's)
+#     symmetric                        NCCL's own reduce-scatter over GIN, by one block and by eight (needs an NCCL with all its kernels: a wheel's)
+#     roce hosts                       packets instead of shared memory, GPU memory staged: between processes of one host; and between processes
+#                                      that NCCL takes for two hosts, with its reduce-scatter over GIN too
 #     fault release killed stopped     a script fails a request: the job must exit, or its kernels be let go; a rank is killed, or stands still
 #     old oldfault                     NCCL 2.28.7 to 2.29.7 as OLD_NCCL has it (a folder with its include/ and lib/; default: that of the first
 #                                      PyTorch wheel that is found), with bench/gpu/nccl/gin28.cu; its failures
@@ -29,7 +31,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus rates million huge symmetric fault release killed stopped cores proxy hosted floor old oldfault wheel}
+RUNS=${RUNS:-self two handlers signals gpus rates million huge symmetric roce hosts fault release killed stopped cores proxy hosted floor old oldfault wheel}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -75,6 +77,7 @@ run() {
     local name=$1 ranks=$2 kind=$3 status
     shift 3
     printf '\n== %s: %s rank(s), %s %s\n' "$name" "$ranks" "$kind" "$*" | tee -a "$OUT/nccl-results.txt"
+    rm -f "$OUT/nccl-$name".*.log
     env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
         NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
         NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.%p.log" "$@" \
@@ -99,7 +102,20 @@ beside() {
     [ "${PIPESTATUS[0]}" -eq 0 ] || { failed=1; echo "FAILED: $name" | tee -a "$OUT/nccl-results.txt"; }
 }
 
+# scatters NAME [VARIABLE=VALUE...]: NCCL's own reduce-scatter, and which kernels its log names; true if they are those over GIN alone.
+scatters() {
+    local name=$1 logs kernels
+    shift
+    PROGRAM=symmetric run "$name" 2 processes NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING "$@"
+    logs=("$OUT/nccl-$name".*.log)
+    # Other ways would give the right sums too. A count of each, the kernel's last.
+    kernels=$(sed -nE 's/^.*(ReduceScatter[^:]*): [0-9]+ Bytes -> (Kernel|Algo) ([A-Za-z0-9_]+).*$/\3/p' "${logs[@]}" | sort | uniq -c)
+    echo "kernels $name:" ${kernels:-none named} | tee -a "$OUT/nccl-results.txt"
+    [[ $kernels == *RailA2A* ]] && ! grep -q -v RailA2A <<<"$kernels"
+}
+
 GPUS=$(nvidia-smi -L | wc -l)
+PACKETS=(DOORBELL_NCCL_LINK=roce DOORBELL_NCCL_ADDR=127.0.0.1 DOORBELL_ROCE=udp://127.0.0.1)
 SCRIPT='wqe=60, n=1: fail=REMOTE_ACCESS'
 
 # The first NCCL of 2.28 or 2.29 that a wheel brought. Others lie about too, such as that of docs/nccl.md.
@@ -143,11 +159,16 @@ for one in $RUNS; do
         trip) MODE=trip run trip 2 processes DOORBELL_TRACE="$OUT/trip-%p.json" ;;
         cores) MODE=rates run cores 2 processes DOORBELL_HCA_CORES=2 ;;
         symmetric)
-            # NCCL's own estimate prefers a ring over NVLink.
-            PROGRAM=symmetric run symmetric 2 processes NCCL_LSA_TEAM_SIZE=1 NCCL_SYM_KERNEL=ReduceScatter_RailA2A_LsaLD NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING
-            # Some other way would have given the right sums too.
-            grep -qh 'Kernel ReduceScatter_RailA2A_LsaLD' "$OUT"/nccl-symmetric.*.log ||
+            # NCCL 2.30 takes a kernel over GIN by itself; one that estimates it to be slower than a ring must be told.
+            if scatters symmetric NCCL_LSA_TEAM_SIZE=1; then named=(); else named=(NCCL_SYM_KERNEL=ReduceScatter_RailA2A_LsaLD); fi
+            # By default NCCL counts blocks by the speed of the slowest network, which is a socket here.
+            scatters symmetric-blocks NCCL_LSA_TEAM_SIZE=1 NCCL_SYM_CTAS=8 "${named[@]}" ||
                 { failed=1; echo "FAILED: symmetric: no kernel over GIN was chosen" | tee -a "$OUT/nccl-results.txt"; } ;;
+        roce) run roce 2 processes "${PACKETS[@]}" ;;
+        hosts)
+            run hosts 2 processes HOSTS_APART=1 "${PACKETS[@]}"
+            scatters hosts-symmetric HOSTS_APART=1 "${PACKETS[@]}" ||
+                { failed=1; echo "FAILED: hosts: no kernel over GIN was chosen" | tee -a "$OUT/nccl-results.txt"; } ;;
         fault) MODE=fault run fault 2 processes DOORBELL_FAULT="$SCRIPT" ;;
         release) MODE=fault run release 2 processes DOORBELL_FAULT="$SCRIPT" DOORBELL_ON_ERROR=release ;;
         killed | stopped) MODE=$one run "$one" 2 processes ;;

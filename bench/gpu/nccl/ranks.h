@@ -175,6 +175,8 @@ int start(int argc, char** argv, Body body) {
       if (child == 0) {
         // Scripts are for rank 0: the others hear of it.
         if (r) unsetenv("DOORBELL_FAULT");
+        // NCCL takes ranks of different names for ranks of different hosts.
+        if (getenv("HOSTS_APART")) setenv("NCCL_HOSTID", ("host " + std::to_string(r)).c_str(), 1);
         body(r, ranks);
         fflush(nullptr);
         _exit(0);
