@@ -88,7 +88,6 @@ mod launch;
 mod memory;
 mod mr;
 mod peer;
-mod peercred;
 pub mod provider;
 mod proxy;
 mod qp;

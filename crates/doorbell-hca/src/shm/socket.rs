@@ -8,7 +8,7 @@ use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt, fs::PermissionsExt},
     },
     path::{Path, PathBuf},
@@ -181,6 +181,49 @@ pub struct Credentials {
     pub uid: u32,
 }
 
+impl Credentials {
+    /// Those of the other end of a Unix socket.
+    ///
+    /// # Errors
+    /// What the system says; of a connected socket nothing.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        // rustix turns a process of another PID namespace (pid 0) into an error or a niche; ask the kernel.
+        let mut cred = libc::ucred {
+            pid: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+        };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: `cred` and `len` are valid for the call, and the kernel writes at most `len` bytes.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut cred).cast(),
+                &raw mut len,
+            )
+        };
+        match rc {
+            0 => Ok(Self {
+                pid: cred.pid,
+                uid: cred.uid,
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The process, if it is visible.
+    pub fn process(&self) -> Option<u32> {
+        u32::try_from(self.pid).ok().filter(|pid| *pid > 0)
+    }
+
+    /// Is it this process's user?
+    pub fn is_own(&self) -> bool {
+        self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
 /// One end of a session.
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -197,31 +240,7 @@ impl Socket {
     }
 
     pub(crate) fn credentials(&self) -> io::Result<Credentials> {
-        // rustix turns a process of another PID namespace (pid 0) into an error or a niche; ask the kernel.
-        let mut cred = libc::ucred {
-            pid: 0,
-            uid: u32::MAX,
-            gid: u32::MAX,
-        };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        use std::os::fd::AsRawFd;
-        // SAFETY: `cred` and `len` are valid for the call, and the kernel writes at most `len` bytes.
-        let rc = unsafe {
-            libc::getsockopt(
-                self.fd.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut cred).cast(),
-                &raw mut len,
-            )
-        };
-        if rc != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Credentials {
-            pid: cred.pid,
-            uid: cred.uid,
-        })
+        Credentials::of(&self.fd)
     }
 
     /// A descriptor that becomes readable when the peer process exits, if the kernel gives one. A forked child
@@ -318,5 +337,23 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no such socket option there")]
+    fn who_is_there_and_who_cannot_be_seen() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let cred = Credentials::of(&one).expect("its other end");
+        assert_eq!(cred.process(), Some(std::process::id()));
+        assert!(cred.is_own());
+        for pid in [0, -1] {
+            let unseen = Credentials { pid, uid: 7 };
+            assert_eq!((unseen.process(), unseen.uid), (None, 7));
+        }
     }
 }

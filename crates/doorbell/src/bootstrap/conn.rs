@@ -7,12 +7,12 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use doorbell_hca::shm::Credentials;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::Result;
 use super::frame::{Frame, HEADER, Kind, MAX_FRAME, Stream};
-use crate::peercred::PeerCred;
 
 /// Frames that are kept at most: one of a collective that this rank has not come to, and the last words of its sender.
 const KEPT: usize = 8;
@@ -45,7 +45,7 @@ impl AsFd for Conn {
 impl Conn {
     pub(super) fn new(stream: Stream) -> Self {
         let pid = match &stream {
-            Stream::Unix(s) => PeerCred::of(s).ok().and_then(|peer| peer.pid),
+            Stream::Unix(s) => Credentials::of(s).ok().and_then(|peer| peer.process()),
             Stream::Tcp(_) => None,
         };
         Self {

@@ -12,9 +12,10 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use doorbell_hca::shm::Credentials;
+
 use super::{BootstrapError, Rendezvous, Result};
 use crate::connect::look_up;
-use crate::peercred::PeerCred;
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
 pub(super) const VERSION: u16 = 3;
@@ -320,7 +321,7 @@ impl Listener {
                 match &stream {
                     Stream::Unix(s) => {
                         s.set_nonblocking(false)?;
-                        let peer = PeerCred::of(s)?;
+                        let peer = Credentials::of(s)?;
                         if !peer.is_own() {
                             tracing::warn!(
                                 uid = peer.uid,
@@ -378,7 +379,7 @@ pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream
                 None => UnixStream::connect(path)?,
             };
             // Names in a directory of all users can be taken by another one.
-            let peer = PeerCred::of(&stream)?;
+            let peer = Credentials::of(&stream)?;
             if !peer.is_own() {
                 return Err(io::Error::new(
                     io::ErrorKind::PermissionDenied,

@@ -11,13 +11,13 @@ use std::sync::{Mutex, Once, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use doorbell_hca::record::dir::Life;
+use doorbell_hca::shm::Credentials;
 
 use super::postmortem::Left;
 pub use super::who::ReportError;
 use super::who::{is_foreign, is_stopped, owner};
 use super::{Condition, DeviceReport, Motion, ProcessReport, SCHEMA, look, postmortem};
 use crate::device::Inner;
-use crate::peercred::PeerCred;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -173,7 +173,7 @@ fn command() -> String {
 fn answer(stream: &UnixStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let asker = PeerCred::of(stream)?;
+    let asker = Credentials::of(stream)?;
     if !asker.is_own() && asker.uid != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -212,9 +212,9 @@ fn ask_within(pid: u32, more: &str, patience: Duration) -> Result<ProcessReport,
         }
         Err(e) => return Err(os(e)),
     };
-    let peer = PeerCred::of(&stream).map_err(os)?;
+    let peer = Credentials::of(&stream).map_err(os)?;
     // One of another name space is never the one that is meant.
-    let (other_pid, uid) = (peer.pid.unwrap_or(0), peer.uid);
+    let (other_pid, uid) = (peer.process().unwrap_or(0), peer.uid);
     if other_pid != pid {
         return Err(ReportError::Stranger {
             pid,
