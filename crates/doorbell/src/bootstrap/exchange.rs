@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::conn::{Conn, wait};
 use super::frame::{Frame, Kind, MAX_FRAME, pack, unpack};
 use super::watch::Trouble;
-use super::{Bootstrap, BootstrapError, GRACE, Result, Role, fail_all};
+use super::{Bootstrap, BootstrapError, GRACE, Result, Role};
 
 /// How long a rank that waits for others goes without looking after itself.
 const LOOK: Duration = Duration::from_millis(20);
@@ -94,8 +94,8 @@ impl Bootstrap {
                 .collect(what, &mine, check, deadline)
                 .and_then(|all| self.scatter(what, answer(&all), check)),
         };
-        if let (Err(e), Role::Hub(peers), None) = (&result, &mut self.role, &self.trouble) {
-            fail_all(peers.iter_mut(), 0, self.sequence, e);
+        if let (Err(e), None) = (&result, &self.trouble) {
+            self.tell(0, &e.to_string());
         }
         result
     }
@@ -108,29 +108,16 @@ impl Bootstrap {
         check: Check<'_>,
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>> {
-        let (sequence, rank, world) = (self.sequence, self.rank, self.world);
+        let (sequence, rank) = (self.sequence, self.rank);
         let frame = Frame::of(Kind::Gather, rank, sequence, mine);
-        let Role::Leaf(hub) = &mut self.role else {
-            return Ok(Vec::new());
-        };
-        hub.send(&frame);
+        conns(&mut self.role).for_each(|(hub, _)| hub.send(&frame));
         loop {
             self.look_around(what, 1, false)?;
-            let Role::Leaf(hub) = &mut self.role else {
-                return Ok(Vec::new());
-            };
-            if let Some(frame) = hub.take(|_| true) {
+            if let Some(frame) = conns(&mut self.role).find_map(|(hub, _)| hub.take(|_| true)) {
                 expect(&frame, 0, Kind::Scatter, 0, sequence)?;
                 return unpack(&frame.body, 0);
             }
-            if Instant::now() >= deadline + GRACE {
-                return Err(BootstrapError::Missing {
-                    what,
-                    missing: vec![0],
-                    world,
-                    after: self.timeout,
-                });
-            }
+            self.in_time(what, vec![0], deadline + GRACE)?;
             self.check(what, check)?;
             self.wait(deadline + GRACE);
         }
@@ -148,10 +135,7 @@ impl Bootstrap {
         all[0] = Some(unpack(mine, 0)?);
         loop {
             self.look_around(what, usize::MAX, false)?;
-            let Role::Hub(peers) = &mut self.role else {
-                return Ok(Vec::new());
-            };
-            for ((peer, rank), part) in peers.iter_mut().zip(1u32..).zip(&mut all[1..]) {
+            for ((peer, rank), part) in conns(&mut self.role).zip(&mut all[1..]) {
                 if part.is_none()
                     && let Some(frame) = peer.take(|_| true)
                 {
@@ -166,14 +150,7 @@ impl Bootstrap {
             if missing.is_empty() {
                 return Ok(all.into_iter().flatten().collect());
             }
-            if Instant::now() >= deadline {
-                return Err(BootstrapError::Missing {
-                    what,
-                    missing,
-                    world: self.world,
-                    after: self.timeout,
-                });
-            }
+            self.in_time(what, missing, deadline)?;
             self.check(what, check)?;
             self.wait(deadline);
         }
@@ -205,14 +182,7 @@ impl Bootstrap {
             if missing.is_empty() {
                 return unpack(&own, 0);
             }
-            if Instant::now() >= deadline {
-                return Err(BootstrapError::Missing {
-                    what,
-                    missing,
-                    world: self.world,
-                    after: self.timeout,
-                });
-            }
+            self.in_time(what, missing, deadline)?;
             self.look_around(what, usize::MAX, true)?;
             self.check(what, check)?;
             self.wait(deadline);
@@ -235,6 +205,19 @@ impl Bootstrap {
                 reason: "it has left the job".to_owned(),
             })
         })
+    }
+
+    /// These are waited for until `deadline`, and then it is an error.
+    fn in_time(&self, what: &'static str, missing: Vec<u32>, deadline: Instant) -> Result<()> {
+        match Instant::now() < deadline {
+            true => Ok(()),
+            false => Err(BootstrapError::Missing {
+                what,
+                missing,
+                world: self.world,
+                after: self.timeout,
+            }),
+        }
     }
 
     /// Something went wrong here: the others are told.
@@ -261,7 +244,7 @@ impl Bootstrap {
 /// Checks that a frame is the one that this rank waits for.
 pub(super) fn expect(frame: &Frame, from: u32, kind: Kind, rank: u32, sequence: u32) -> Result<()> {
     if frame.kind == Kind::Fail {
-        return Err(Trouble::told(frame).error("join"));
+        return Err(Trouble::told(frame, from).error("join"));
     }
     if (frame.kind, frame.rank, frame.sequence) != (kind, rank, sequence) {
         return Err(BootstrapError::Protocol {

@@ -45,10 +45,10 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// What a frame of kind [`Kind::Fail`] says: rank 0 gave up a collective, or a rank has failed by itself.
-    pub(super) fn told(frame: &Frame) -> Self {
+    /// What a frame of kind [`Kind::Fail`] says: rank 0 gave up a collective, or tells of another rank; any other has failed by itself.
+    pub(super) fn told(frame: &Frame, from: u32) -> Self {
         let reason = String::from_utf8_lossy(&frame.body).into_owned();
-        match frame.rank {
+        match if from == 0 { frame.rank } else { from } {
             0 => Self::Refused { reason },
             rank => Self::Failed { rank, reason },
         }
@@ -131,13 +131,7 @@ impl Bootstrap {
             }
             conn.look(other, most)?;
             if let Some(frame) = conn.take(|kind| kind == Kind::Fail) {
-                return Ok(Some(match other {
-                    0 => Trouble::told(&frame),
-                    rank => Trouble::Failed {
-                        rank,
-                        reason: String::from_utf8_lossy(&frame.body).into_owned(),
-                    },
-                }));
+                return Ok(Some(Trouble::told(&frame, other)));
             }
             if conn.take(|kind| kind == Kind::Bye).is_some() {
                 gone.insert(other, None);
@@ -174,7 +168,7 @@ impl Bootstrap {
     }
 
     /// As rank 0, in the name of `from`, to all who are left but that one.
-    fn tell(&mut self, from: u32, why: &str) {
+    pub(super) fn tell(&mut self, from: u32, why: &str) {
         if let Role::Hub(peers) = &mut self.role {
             let left = peers.iter_mut().zip(1u32..);
             let left = left.filter(|(_, rank)| *rank != from && !self.gone.contains_key(rank));
