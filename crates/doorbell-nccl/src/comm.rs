@@ -215,7 +215,7 @@ impl Comm {
         };
 
         // From here on nobody leaves without telling the others why.
-        let opened = Node::get().and_then(|node| {
+        let opened = Node::get(settings.alive).and_then(|node| {
             let pd = node.device.pd()?;
             let number = rand::random();
             let listener = node.device.listen(&Card::name(number))?;
@@ -324,9 +324,7 @@ impl Comm {
     pub(crate) fn endpoint(&self, rank: usize, qp: &QpCore) -> Result<Endpoint> {
         Ok(qp.endpoint(self.links[rank].kind(), &[])?)
     }
-}
 
-impl Comm {
     /// The others are told that this rank leaves, and that it means to. Contexts that are still there do not take part in anything any more.
     pub(crate) fn leave(&self) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);

@@ -19,7 +19,6 @@ use doorbell_hca::shm::Gone;
 use crate::beats::Beats;
 use crate::health::Health;
 use crate::pulse::Pulse;
-use crate::settings::Settings;
 use crate::{Result, log};
 
 /// How long one look for an event lasts: what happens is known to the host within a few of these.
@@ -42,8 +41,9 @@ fn nodes() -> MutexGuard<'static, Option<Nodes>> {
 }
 
 impl Node {
-    /// The device of the calling thread's GPU. Nothing here waits for another rank.
-    pub(crate) fn get() -> Result<Arc<Self>> {
+    /// The device of the calling thread's GPU. Nothing here waits for another rank. Its engine may stand still for `alive` (of the first call) without
+    /// being reported.
+    pub(crate) fn get(alive: Duration) -> Result<Arc<Self>> {
         let select = choose()?;
         let key = select.to_string();
         let mut nodes = nodes();
@@ -51,12 +51,12 @@ impl Node {
         if let Some(node) = nodes.get(&key).and_then(Weak::upgrade) {
             return Ok(node);
         }
-        let node = Arc::new(Self::open(select)?);
+        let node = Arc::new(Self::open(select, alive)?);
         nodes.insert(key, Arc::downgrade(&node));
         Ok(node)
     }
 
-    fn open(select: GpuSelect) -> Result<Self> {
+    fn open(select: GpuSelect, alive: Duration) -> Result<Self> {
         let mut config = doorbell::Config {
             gpu: Some(select),
             ..doorbell::Config::default()
@@ -85,7 +85,6 @@ impl Node {
             lets_go: device.settings().on_error == OnError::Release,
             ..Watch::default()
         });
-        let alive = Settings::read()?.alive;
         let beats = Beats::start()?;
         let (seen, watched) = (device.clone(), Arc::clone(&watch));
         let thread = std::thread::Builder::new()

@@ -54,26 +54,17 @@ impl Settings {
             value,
             remedy,
         };
-        let timeout = match get("DOORBELL_NCCL_TIMEOUT") {
-            None => 120,
-            Some(text) => match text.parse() {
-                Ok(n @ 1..=86_400) => n,
-                _ => {
-                    let remedy = "give seconds, from 1 to 86400";
-                    return Err(bad("DOORBELL_NCCL_TIMEOUT", text, remedy));
-                }
-            },
+        let seconds = |name, default, least, remedy| {
+            let text = get(name).unwrap_or_else(|| format!("{default}"));
+            match text.parse() {
+                Ok(n) if (least..=86_400).contains(&n) => Ok(Duration::from_secs(n)),
+                _ => Err(bad(name, text, remedy)),
+            }
         };
-        let alive = match get("DOORBELL_NCCL_ALIVE") {
-            None => 10,
-            Some(text) => match text.parse() {
-                Ok(n @ 0..=86_400) => n,
-                _ => {
-                    let remedy = "give seconds, from 1 to 86400, or 0 to switch it off";
-                    return Err(bad("DOORBELL_NCCL_ALIVE", text, remedy));
-                }
-            },
-        };
+        let remedy = "give seconds, from 1 to 86400";
+        let timeout = seconds("DOORBELL_NCCL_TIMEOUT", 120, 1, remedy)?;
+        let remedy = "give seconds, from 1 to 86400, or 0 to switch it off";
+        let alive = seconds("DOORBELL_NCCL_ALIVE", 10, 0, remedy)?;
         let link = match get("DOORBELL_NCCL_LINK").as_deref() {
             None | Some("auto") => LinkChoice::Auto,
             Some("shm") => LinkChoice::Shm,
@@ -118,8 +109,8 @@ impl Settings {
             },
         };
         Ok(Self {
-            timeout: Duration::from_secs(timeout),
-            alive: Duration::from_secs(alive),
+            timeout,
+            alive,
             link,
             depth,
             signals,

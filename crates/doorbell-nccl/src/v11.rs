@@ -110,7 +110,7 @@ fn accept(found: Option<u32>, said: Option<String>) -> Result<()> {
             remedy: "give a release of NCCL, such as 2.28.9",
         })
     });
-    match found.map_or(said.transpose()?, Some) {
+    match found.or(said.transpose()?) {
         Some(release) if KNOWN.contains(&release) => Ok(()),
         Some(found) => Err(Error::Release { found }),
         None => Err(Error::UnknownRelease),
