@@ -16,10 +16,8 @@ use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host,
 #[ignore = "the other tests of this file run it in processes of its own"]
 fn peer_process() {
     let part = Part::read();
-    if part.scene.starts_with("fault") && part.ranks.start == 0 {
-        // Of rank 0 alone: its third queue pair (the companion of its own is the second) is the one to rank 1.
-        // SAFETY: before any thread that reads the environment.
-        unsafe { std::env::set_var("DOORBELL_FAULT", "qp=#2, wqe=9: fail=REMOTE_ACCESS") };
+    if part.scene.starts_with("fault") {
+        part.fail_a_request();
     }
     on_the_host();
     part.play(|rank, gather, scene| match scene {

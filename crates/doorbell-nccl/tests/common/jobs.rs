@@ -96,6 +96,15 @@ impl Part {
         }
     }
 
+    /// A work request to rank 1 is to fail in rank 0's process, and in no other. Before any thread that reads the environment.
+    pub fn fail_a_request(&self) {
+        if self.ranks.start == 0 {
+            // The third queue pair: the companion of its own is the second.
+            // SAFETY: the caller's promise.
+            unsafe { std::env::set_var("DOORBELL_FAULT", "qp=#2, wqe=9: fail=REMOTE_ACCESS") };
+        }
+    }
+
     /// Every rank on a thread.
     pub fn play(&self, body: impl Fn(usize, &Arc<Gather>, &str) + Sync) {
         std::thread::scope(|scope| {
