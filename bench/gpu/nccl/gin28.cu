@@ -8,6 +8,7 @@
 #include <nccl_device.h>
 
 #include "ranks.h"
+#include "words.cuh"
 
 constexpr int CONTEXTS = 4;
 constexpr size_t WINDOW = 8 << 20, HALF = WINDOW / 2;
@@ -22,28 +23,22 @@ struct Job {
   size_t bytes;
 };
 
-__device__ unsigned long long now() {
-  unsigned long long t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  return t;
-}
-
-__device__ char byte_of(int from, int to, size_t i, int round) { return char(i * 7 + from * 31 + to * 101 + round * 13 + (i >> 8)); }
-
-// Every rank puts to every rank with a signal. Two halves in turn: a rank may be one round ahead, and no more.
+// Every rank puts to every rank with a signal. Two halves in turn: a rank may be one round ahead, and no more. Each half has a signal of its own: with one
+// for both, a rank's next put could make up the number before another's of this round has come.
 __global__ void all_to_all(Job j) {
   ncclGin gin{j.comm, 0};
   int me = j.comm.rank, ranks = j.comm.nRanks;
   unsigned long long wrong = 0;
   for (int round = 1; round <= j.rounds; round++) {
     size_t half = round % 2 * ranks * j.bytes;
+    unsigned signal = 14 + round % 2;
     for (int r = 0; r < ranks; r++)
       for (size_t i = threadIdx.x; i < j.bytes; i += blockDim.x) j.memory[half + r * j.bytes + i] = byte_of(me, r, i, round);
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x < ranks)
-      gin.put(ncclTeamWorld(j.comm), threadIdx.x, j.win, HALF + half + me * j.bytes, j.win, half + threadIdx.x * j.bytes, j.bytes, ncclGin_SignalInc{0});
-    gin.waitSignal(ncclCoopCta(), 0, (unsigned long long)round * ranks);
+      gin.put(ncclTeamWorld(j.comm), threadIdx.x, j.win, HALF + half + me * j.bytes, j.win, half + threadIdx.x * j.bytes, j.bytes, ncclGin_SignalInc{signal});
+    gin.waitSignal(ncclCoopCta(), signal, (unsigned long long)((round + 1) / 2) * ranks);
     for (int r = 0; r < ranks; r++)
       for (size_t i = threadIdx.x; i < j.bytes; i += blockDim.x)
         wrong += ((volatile char*)j.memory)[HALF + half + r * j.bytes + i] != byte_of(r, me, i, round);
@@ -69,7 +64,6 @@ __global__ void values_and_counters(Job j) {
   gin.flush(ncclCoopThread());
 }
 
-__device__ uint64_t word_of(int from, size_t i, size_t salt) { return ((i + 1) * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(from + 1) << 56) ^ salt; }
 __device__ volatile uint64_t* words(const Job& j, size_t at) { return (volatile uint64_t*)(j.memory + at); }
 
 // Rank 0 and rank 1 answer each other's signals. With bytes, each comes behind a put, whose first and last word the receiver looks at before it answers.

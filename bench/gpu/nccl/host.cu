@@ -2,41 +2,11 @@
 //
 //     host [RANKS]     a process a rank, a GPU each. The transport is the environment's: NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
 //                      NCCL_NET=Socket for sockets, nothing for NVLink or shared memory.
-#include <cuda_runtime.h>
-#include <nccl.h>
-#include <pthread.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <utility>
-
-#define OK(call, good, text)                                                      \
-  do {                                                                            \
-    auto e = (call);                                                              \
-    if (e != good) fprintf(stderr, "FAILED %s: %s\n", #call, text(e)), _exit(1);  \
-  } while (0)
-#define CUDA(call) OK(call, cudaSuccess, cudaGetErrorString)
-#define NCCL(call) OK(call, ncclSuccess, ncclGetErrorString)
-
-struct Shared {
-  pthread_barrier_t together;
-  ncclUniqueId id;
-};
-static Shared* shared;
-
-static double seconds(clockid_t clock) {
-  timespec t;
-  clock_gettime(clock, &t);
-  return t.tv_sec + t.tv_nsec * 1e-9;
-}
+#include "ranks.h"
 
 static void body(int rank, int ranks) {
   if (rank == 0) NCCL(ncclGetUniqueId(&shared->id));
-  pthread_barrier_wait(&shared->together);
+  together();
   CUDA(cudaSetDevice(rank));
   ncclComm_t comm;
   NCCL(ncclCommInitRank(&comm, ranks, shared->id, rank));
@@ -47,12 +17,12 @@ static void body(int rank, int ranks) {
   auto timed = [&](int rounds, auto what) {
     double begin = 0, cpu = 0;
     for (int part = 0; part < 2; part++) {
-      pthread_barrier_wait(&shared->together);
-      begin = seconds(CLOCK_MONOTONIC), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
+      together();
+      begin = seconds(), cpu = seconds(CLOCK_PROCESS_CPUTIME_ID);
       for (int i = 0; i < (part ? rounds : rounds / 10 + 1); i++) what();
       CUDA(cudaStreamSynchronize(s));
     }
-    double wall = seconds(CLOCK_MONOTONIC) - begin;
+    double wall = seconds() - begin;
     return std::pair<double, double>{wall / rounds, (seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu) / wall};
   };
   for (size_t bytes : {8ul, 4096ul, 65536ul, 1ul << 20}) {
@@ -76,7 +46,7 @@ static void body(int rank, int ranks) {
   });
   if (rank == 0) printf("host: all-to-all of 8 B: %.2f us a round; %.2f cores\n", each * 1e6, cores);
   fflush(stdout);
-  pthread_barrier_wait(&shared->together);
+  together();
   NCCL(ncclCommDestroy(comm));
 }
 

@@ -3,6 +3,7 @@
 #include <nccl_device.h>
 
 #include "ranks.h"
+#include "words.cuh"
 
 constexpr int SIGNALS = 16, COUNTERS = 4;
 
@@ -16,26 +17,15 @@ struct Job {
   size_t bytes;
 };
 
-__device__ unsigned long long now() {
-  unsigned long long t;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-  return t;
-}
-
 __device__ int next(const Job& j) { return (j.comm.rank + 1) % j.comm.nRanks; }
 __device__ int previous(const Job& j) { return (j.comm.rank + j.comm.nRanks - 1) % j.comm.nRanks; }
 __device__ volatile uint64_t* words(const Job& j, size_t at) { return (volatile uint64_t*)(j.memory + at); }
-
-// What word `i` of rank `from` is, in a run that is told from others by its `salt`; never 0.
-__device__ uint64_t word_of(int from, size_t i, size_t salt) { return ((i + 1) * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(from + 1) << 56) ^ salt; }
 
 // Signals only grow here: every check counts from what it finds after a barrier that nobody passes alone.
 __device__ void meet(ncclGin& gin, int block) {
   ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), gin, ncclTeamTagWorld(), (uint32_t)block};
   bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
 }
-
-__device__ char byte_of(int from, int to, size_t i, int round) { return char(i * 7 + from * 31 + to * 101 + round * 13 + (i >> 8)); }
 
 __global__ void all_to_all(Job j) {
   ncclGin gin{j.comm, 0};
