@@ -78,7 +78,10 @@ run() {
     shift 3
     printf '\n== %s: %s rank(s), %s %s\n' "$name" "$ranks" "$kind" "$*" | tee -a "$OUT/nccl-results.txt"
     rm -f "$OUT/nccl-$name".*.log
-    env LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
+    # What a program runs whose kernel does not end: what the queue pairs stand at, in short and whole.
+    local dump="timeout 5 '$DIST/bin/doorbell' dump all"
+    env EXPLAIN="$dump | head -150; $dump --json >'$OUT/nccl-$name.dump.json'" \
+        LD_LIBRARY_PATH="$LIB:${LD_LIBRARY_PATH:-}" NCCL_GIN_PLUGIN="$PLUGIN" NCCL_GIN_TYPE=3 NCCL_NET_PLUGIN=none NCCL_IB_DISABLE=1 \
         NCCL_SOCKET_IFNAME=lo NCCL_CUMEM_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MULTI_RANK_GPU_ENABLE=1 \
         NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV NCCL_DEBUG_FILE="$OUT/nccl-$name.%p.log" "$@" \
         setsid timeout --kill-after=5 "$LIMIT" "$OUT/${PROGRAM:-gin}" "$ranks" "$kind" "${MODE:-checks}" 2>&1 | tee -a "$OUT/nccl-results.txt"

@@ -21,7 +21,9 @@ __device__ int next(const Job& j) { return (j.comm.rank + 1) % j.comm.nRanks; }
 __device__ int previous(const Job& j) { return (j.comm.rank + j.comm.nRanks - 1) % j.comm.nRanks; }
 __device__ volatile uint64_t* words(const Job& j, size_t at) { return (volatile uint64_t*)(j.memory + at); }
 
-// Signals only grow here: every check counts from what it finds after a barrier that nobody passes alone.
+// Signals only grow here: every check counts from what it finds after a barrier that nobody passes alone. A block meets over the context that it posts to,
+// in the same sharing mode: what two modes at a time do to one queue is undefined. A block's mode (CTA) looks for its turn in the multiprocessor's own
+// cache, where it need never see a slot that another block published, and a thread's (THREAD) reserves slots without an atomic.
 __device__ void meet(ncclGin& gin, int block) {
   ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), gin, ncclTeamTagWorld(), (uint32_t)block};
   bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
@@ -159,9 +161,7 @@ __global__ void hammer(Job j, int mode) {
   size_t each = posters * (size_t)j.rounds, first = each * blockIdx.x;
   for (size_t i = threadIdx.x; i < each; i += blockDim.x) words(j, 0)[first + i] = word_of(j.comm.rank, first + i, mode);
   __threadfence_system();
-  ncclGin all{j.comm, 0};
-  ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), all, ncclTeamTagWorld(), blockIdx.x};
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
   unsigned long long begin = now();
   if (threadIdx.x < posters)
     for (int i = 0; i < j.rounds; i++) {
@@ -180,7 +180,7 @@ __global__ void hammer(Job j, int mode) {
   unsigned long long wrong = 0;
   for (size_t i = from + threadIdx.x; i < from + count; i += blockDim.x) wrong += words(j, j.size / 2)[i] != word_of(previous(j), i, mode);
   atomicAdd(j.out, wrong);
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
 }
 
 // A thread of each block puts words with a signal each; a thread of another warp reads along, and when a signal says `n` the first `n` must be there.
@@ -190,9 +190,7 @@ __global__ void read_along(Job j) {
   unsigned long long base = gin.readSignal(14);
   for (size_t i = threadIdx.x; i < (size_t)j.rounds; i += blockDim.x) words(j, 0)[first + i] = word_of(j.comm.rank, first + i, 14);
   __threadfence_system();
-  ncclGin all{j.comm, 0};
-  ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), all, ncclTeamTagWorld(), blockIdx.x};
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
   unsigned long long begin = now(), wrong = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < j.rounds; i++) {
@@ -211,7 +209,7 @@ __global__ void read_along(Job j) {
   __syncthreads();
   if (threadIdx.x == 0) atomicMax(j.out + 1, now() - begin);
   atomicAdd(j.out, wrong);
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
 }
 
 // Signals alone, from all threads of all blocks, each block on its context.
@@ -219,9 +217,7 @@ __global__ void signals(Job j) {
   ncclGin gin{j.comm, (int)blockIdx.x, NCCL_GIN_RESOURCE_SHARING_CTA};
   int to = (j.comm.rank + 1) % j.comm.nRanks;
   unsigned long long base = gin.readSignal(12), want = base + (unsigned long long)j.rounds * blockDim.x;
-  ncclGin all{j.comm, 0};
-  ncclGinBarrierSession<ncclCoopCta> bar{ncclCoopCta(), all, ncclTeamTagWorld(), blockIdx.x};
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
   unsigned long long begin = now();
   for (int i = 0; i < j.rounds; i++) gin.signal(ncclTeamWorld(j.comm), to, ncclGin_StrongSignalInc{12});
   __syncthreads();
@@ -231,7 +227,7 @@ __global__ void signals(Job j) {
     atomicAdd(j.out, gin.readSignal(12) != want);
     atomicMax(j.out + 1, now() - begin);
   }
-  bar.sync(ncclCoopCta(), cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+  meet(gin, blockIdx.x);
 }
 
 // Large puts, one after the other, complete at the end; then every word must be there.

@@ -40,6 +40,8 @@ struct Shared {
   ncclUniqueId id;
   int failures;
   int ended;    // ranks that are at their end
+  int stuck;    // ranks whose kernel does not end
+  int explained;
   int threads;  // ranks of one process; 0: a process each
 };
 static Shared* shared;
@@ -64,6 +66,19 @@ static double cores;
   return comm;
 }
 
+// A kernel does not end: the command that EXPLAIN names says, once, what the queue pairs of all ranks stand at.
+[[maybe_unused]] static void explain() {
+  const char* command = getenv("EXPLAIN");
+  if (!command) return;
+  if (__atomic_fetch_add(&shared->stuck, 1, __ATOMIC_RELAXED) == 0) {
+    if (system(command)) fprintf(stderr, "FAILED: %s\n", command);
+    __atomic_store_n(&shared->explained, 1, __ATOMIC_RELEASE);
+  }
+  // Whoever ends first ends all.
+  for (double begin = seconds(); !__atomic_load_n(&shared->explained, __ATOMIC_ACQUIRE) && seconds() - begin < 12;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
 // Waits for a kernel; looks at what NCCL says meanwhile, as an application should.
 [[maybe_unused]] static void finish(ncclComm_t comm, cudaStream_t stream, int rank, const char* name, volatile unsigned long long* out) {
   double begin = seconds();
@@ -80,6 +95,7 @@ static double cores;
     if ((async != ncclSuccess && async != ncclInProgress) || late) {
       fprintf(stderr, "FAILED %s: rank %d: %s (its last stage: %llu, %llu)\n", name, rank, late ? "the kernel does not end" : ncclGetErrorString(async), out[2], out[3]);
       fflush(nullptr);
+      if (late) explain();
       _exit(3);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
