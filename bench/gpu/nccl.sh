@@ -11,8 +11,9 @@
 #
 #     self two gpus handlers signals   every call, then rates: one rank; two on one GPU; a GPU a rank, as threads and as processes; rung by
 #                                      doorbell with record; signals in GPU memory
-#     rates million huge depth         rates against blocks and contexts, large puts; a million signals, a million words with one each; puts
-#                                      and gets of more than 2 GiB; rates with shorter queues
+#     rates million huge depth again   rates against blocks and contexts, large puts; a million signals, a million words with one each; puts
+#                                      and gets of more than 2 GiB; rates with shorter queues; hundreds of short kernels, with one engine
+#                                      thread and with two
 #     trip                             half round trips with a trace of each process
 #     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
 #                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
@@ -31,7 +32,7 @@ DIST=$(realpath "${2:-target/dist}")
 OUT=${3:-${OUT:-out}}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
-RUNS=${RUNS:-self two handlers signals gpus rates million huge symmetric roce hosts fault release killed stopped cores proxy hosted floor old oldfault wheel}
+RUNS=${RUNS:-self two handlers signals gpus rates million huge again symmetric roce hosts fault release killed stopped cores proxy hosted floor old oldfault wheel}
 JOBS=${JOBS:-$(nproc)}
 LIMIT=${LIMIT:-120}
 PLUGIN=$DIST/lib/libnccl-gin-doorbell.so
@@ -158,6 +159,9 @@ for one in $RUNS; do
         # How far a queue's depth binds.
         depth) MODE=rates run depth 2 processes DOORBELL_NCCL_DEPTH=256 ;;
         rates | million | huge) MODE=$one run "$one" 2 processes ;;
+        again)
+            MODE=again run again 2 processes
+            MODE=again run again-cores 2 processes DOORBELL_HCA_CORES=2 ;;
         # Where the time goes: docs/trace.md says how to look at the files.
         trip) MODE=trip run trip 2 processes DOORBELL_TRACE="$OUT/trip-%p.json" ;;
         cores) MODE=rates run cores 2 processes DOORBELL_HCA_CORES=2 ;;

@@ -7,6 +7,7 @@
 //           rates    rates against blocks and contexts, large puts, half round trips
 //           trip     half round trips alone
 //           million  a million signals, none of which may be lost; a million words with a signal each, each there when its signal says so
+//           again    hundreds of short kernels in all sharing modes, for what gets lost where queues begin, end and fall silent
 //           huge     a put and a get of more than 2 GiB each
 //           fault    DOORBELL_FAULT fails a request of rank 0: every rank's host must hear of it (the row says when); then the job exits although
 //                    kernels spin, or, with DOORBELL_ON_ERROR=release, when they were let go
@@ -60,6 +61,27 @@ static void million(Rank& r) {
   int rounds = 1000000 / BLOCKS;
   unsigned long long ns = run(r, "a million words, each there when its signal says so", rounds, 0, [=](Job j) { read_along<<<BLOCKS, 64, 0, s>>>(j); });
   if (r.rank == 0 && ns) printf("rate put 8 B + signal, one thread a context: %.3f M/s a rank; %.2f cores\n", double(rounds) * BLOCKS * 1e3 / ns, cores);
+}
+
+// What a ring, a request or a signal that is lost does not show while others follow it, it shows at the end of a kernel.
+static void again(Rank& r) {
+  auto s = r.stream;
+  int kernels = 600;
+  double begin = seconds();
+  quiet = true;
+  for (int i = 0; i < kernels; i++) {
+    char name[64];
+    snprintf(name, sizeof name, "again: kernel %d of %d", i, kernels);
+    // A block's mode mostly: there all queues have several posters, and all are at work.
+    int mode = i % 6 == 0 ? 0 : i % 6 == 1 ? 2 : 1, rounds = 1 + i * 7 % 40, blocks = 1 + i * 5 % BLOCKS;
+    if (i % 3 == 2) blocks = BLOCKS;
+    if (i % 6 == 5)
+      run(r, name, rounds, 0, [=](Job j) { signals<<<blocks, 32, 0, s>>>(j); });
+    else
+      run(r, name, rounds, 0, [=](Job j) { hammer<<<blocks, 32, 0, s>>>(j, mode); });
+  }
+  quiet = false;
+  if (r.rank == 0 && !shared->failures) printf("ok again: %d kernels in %.1f s\n", kernels, seconds() - begin);
 }
 
 static void huge(Rank& r) {
@@ -157,11 +179,12 @@ static void body(int rank, int ranks) {
   NCCL(ncclDevCommCreate(r.comm, &needs, &r.job.comm));
   CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
   CUDA(cudaHostAlloc((void**)&r.job.out, 64, cudaHostAllocMapped | cudaHostAllocPortable));
-  bool works = is_mode("checks") || is_mode("rates") || is_mode("trip") || is_mode("million") || is_mode("huge");
+  bool works = is_mode("checks") || is_mode("rates") || is_mode("trip") || is_mode("million") || is_mode("again") || is_mode("huge");
   if (!works) trouble(r);
   if (is_mode("checks")) checks(r);
   if (is_mode("trip")) trips(r, {0, 8});
   if (is_mode("million")) million(r);
+  if (is_mode("again")) again(r);
   if (is_mode("huge")) huge(r);
   if (is_mode("checks") || is_mode("rates")) rates(r);
   NCCL(ncclDevCommDestroy(r.comm, &r.job.comm));
@@ -175,6 +198,6 @@ static void body(int rank, int ranks) {
 }
 
 int main(int argc, char** argv) {
-  if (argc > 3 && !strcmp(argv[3], "rates")) BLOCKS = CONTEXTS = 16;
+  if (argc > 3 && (!strcmp(argv[3], "rates") || !strcmp(argv[3], "again"))) BLOCKS = CONTEXTS = 16;
   return start(argc, argv, body);
 }
