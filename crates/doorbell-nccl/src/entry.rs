@@ -173,7 +173,7 @@ pub(crate) unsafe fn begin(
 ) -> Status {
     guard("init", || {
         present("init", &[("ctx", ctx.cast())])?;
-        log::begin(logger);
+        log::begin(logger)?;
         // Said now, and not when the ranks have met: NCCL then looks for another backend.
         if let Err(error) = check().and_then(|()| Settings::read()) {
             log::warn(&error);

@@ -31,7 +31,7 @@ impl Health {
     /// Something went wrong: the host is told from now on, and the log says what.
     pub(crate) fn report(&self, what: impl fmt::Display) {
         let text = what.to_string();
-        log::warn(format_args!("{}: {text}", self.who));
+        log::warn_apart(format_args!("{}: {text}", self.who));
         // Only the first counts: what follows is mostly its consequence.
         let _ = self.failure.set(text);
     }

@@ -2,14 +2,20 @@
 //!
 //! Warnings appear with `NCCL_DEBUG=WARN`, the rest with `NCCL_DEBUG=INFO` (subsystems `INIT` and `NET`). What Doorbell's crates
 //! trace goes there too: its warnings, and with `DOORBELL_LOG=info` more than those.
+//!
+//! That function may keep its caller as long as a terminal is paused or a disk is slow. NCCL's threads wait there as they do for NCCL's own lines;
+//! engines and watches must not stand still, so theirs go through a queue that a thread empties, and are left out, and counted, where it is full.
 
+use std::collections::VecDeque;
 use std::ffi::{CString, c_int, c_ulong};
 use std::fmt::{self, Write as _};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
+use crate::Result;
 use crate::abi::Logger;
 
 const WARN: c_int = 2;
@@ -17,21 +23,96 @@ const INFO: c_int = 3;
 /// `NCCL_INIT | NCCL_NET`.
 const SUBSYSTEMS: c_ulong = 0x11;
 
-#[derive(Default)]
+/// Lines that wait, at most.
+const MOST: usize = 1024;
+/// How long somebody waits for the queue: long enough for a log that works, so that lines keep their order and are there when a process ends
+/// by what they say.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Likewise the last communicator.
+const LAST: Duration = Duration::from_secs(5);
+
 struct State {
     logger: Logger,
     /// Contexts between `init` and `finalize`: after the last one nobody promises that the function is there.
     users: usize,
+    lines: VecDeque<(c_int, CString)>,
+    /// Lines that were queued, and those of them that were written: each counts up to `queued`.
+    queued: u64,
+    written: u64,
+    /// Lines that found no room, since the last one that says so.
+    left_out: u64,
+    /// A thread empties the queue.
+    emptied: bool,
+    /// The log keeps a line longer than anybody waits: nobody else does until it goes on.
+    late: bool,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
-    logger: None,
-    users: 0,
-});
+static STATE: Mutex<State> = Mutex::new(State::NEW);
+/// Something was queued or written, or the last communicator has ended.
+static CHANGED: Condvar = Condvar::new();
+
+impl State {
+    const NEW: Self = Self {
+        logger: None,
+        users: 0,
+        lines: VecDeque::new(),
+        queued: 0,
+        written: 0,
+        left_out: 0,
+        emptied: false,
+        late: false,
+    };
+
+    fn push(&mut self, level: c_int, line: CString) {
+        if self.lines.len() >= MOST {
+            self.left_out += 1;
+            return;
+        }
+        self.lines.push_back((level, line));
+        self.queued += 1;
+    }
+
+    /// The next line; whoever made room says behind all others what was left out there.
+    fn pop(&mut self) -> Option<(c_int, CString)> {
+        let next = self.lines.pop_front()?;
+        if self.left_out > 0 {
+            let count = std::mem::take(&mut self.left_out);
+            let text =
+                format_args!("{count} line(s) are missing here: the log took none for so long");
+            self.push(WARN, c_line(&text));
+        }
+        Some(next)
+    }
+}
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until what is queued by now is written, and not for ever.
+fn settle(state: MutexGuard<'static, State>, time: Duration) -> MutexGuard<'static, State> {
+    let all = state.queued;
+    let waits = |s: &mut State| s.written < all && !s.late;
+    let (mut state, waited) = CHANGED
+        .wait_timeout_while(state, time, waits)
+        .unwrap_or_else(PoisonError::into_inner);
+    state.late |= waited.timed_out();
+    state
+}
 
 /// A communicator begins, with its log.
-pub(crate) fn begin(logger: Logger) {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+pub(crate) fn begin(logger: Logger) -> Result<()> {
+    let mut state = lock();
+    if !state.emptied {
+        std::thread::Builder::new()
+            .name("doorbell-log".to_owned())
+            .spawn(empty)
+            .map_err(|source| doorbell::Error::Os {
+                what: "starting the thread that writes to NCCL's log",
+                source,
+            })?;
+        state.emptied = true;
+    }
     state.users += 1;
     if logger.is_some() {
         state.logger = logger;
@@ -48,44 +129,95 @@ pub(crate) fn begin(logger: Logger) {
         };
         let _ = tracing::subscriber::set_global_default(Bridge { level });
     });
+    Ok(())
 }
 
 /// A communicator ends.
 pub(crate) fn end() {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock();
     state.users = state.users.saturating_sub(1);
     if state.users == 0 {
-        state.logger = None;
+        state.late = false;
+        state = settle(state, LAST);
+        // Another may have begun meanwhile.
+        if state.users == 0 {
+            state.logger = None;
+            CHANGED.notify_all();
+        }
     }
 }
 
-/// What the user should see.
+/// The thread that empties the queue, as long as there are communicators.
+fn empty() {
+    let mut state = lock();
+    while state.users > 0 {
+        let Some((level, line)) = state.pop() else {
+            state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        let logger = state.logger;
+        drop(state);
+        call(logger, level, &line);
+        state = lock();
+        state.written += 1;
+        state.late = false;
+        CHANGED.notify_all();
+    }
+    state.lines.clear();
+    state.written = state.queued;
+    state.emptied = false;
+}
+
+/// What the user should see, said on a thread of NCCL's.
 pub(crate) fn warn(text: impl fmt::Display) {
     write(WARN, &text);
 }
 
-/// What explains a run.
+/// What explains a run, said on a thread of NCCL's.
 pub(crate) fn info(text: impl fmt::Display) {
     write(INFO, &text);
 }
 
+/// A warning of a thread that must go on: it is in the log when this returns if the log takes it soon.
+pub(crate) fn warn_apart(text: impl fmt::Display) {
+    drop(settle(queue(WARN, &text), PATIENCE));
+}
+
+fn queue(level: c_int, text: &dyn fmt::Display) -> MutexGuard<'static, State> {
+    let line = c_line(text);
+    let mut state = lock();
+    if state.logger.is_some() {
+        state.push(level, line);
+        CHANGED.notify_all();
+    }
+    state
+}
+
 fn write(level: c_int, text: &dyn fmt::Display) {
+    let line = c_line(text);
+    // Behind what others had to say before. Not under the lock, for which engines would wait.
+    let logger = settle(lock(), PATIENCE).logger;
+    call(logger, level, &line);
+}
+
+fn c_line(text: &dyn fmt::Display) -> CString {
     let line = format!("GIN/Doorbell: {text}").replace('\0', " ");
-    let Ok(line) = CString::new(line) else { return };
-    // The function is called under the lock: `end` must not return while a line is being written.
-    let state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(logger) = state.logger {
-        // SAFETY: NCCL's function of this type; constant text for file and format, and the one argument that the format asks for.
-        unsafe {
-            logger(
-                level,
-                SUBSYSTEMS,
-                c"doorbell".as_ptr(),
-                0,
-                c"%s".as_ptr(),
-                line.as_ptr(),
-            );
-        }
+    CString::new(line).expect("zeros are replaced")
+}
+
+fn call(logger: Logger, level: c_int, line: &CString) {
+    let Some(logger) = logger else { return };
+    // SAFETY: NCCL's function of this type, which is there while a communicator is; constant text for file and format, and the one argument that
+    // the format asks for.
+    unsafe {
+        logger(
+            level,
+            SUBSYSTEMS,
+            c"doorbell".as_ptr(),
+            0,
+            c"%s".as_ptr(),
+            line.as_ptr(),
+        );
     }
 }
 
@@ -114,7 +246,8 @@ impl Subscriber for Bridge {
             Level::ERROR | Level::WARN => WARN,
             _ => INFO,
         };
-        write(level, &text.0);
+        // Mostly an engine's.
+        drop(queue(level, &text.0));
     }
 
     fn enter(&self, _: &span::Id) {}
@@ -130,5 +263,36 @@ impl Visit for Text {
             "message" => write!(self.0, "{value:?}"),
             name => write!(self.0, " {name}={value:?}"),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(line: Option<(c_int, CString)>) -> String {
+        let (_, line) = line.expect("a line");
+        line.into_string().expect("text")
+    }
+
+    #[test]
+    fn a_full_queue_says_what_it_left_out_and_where() {
+        let mut state = State::NEW;
+        for i in 0..MOST + 7 {
+            state.push(INFO, c_line(&i));
+        }
+        assert_eq!(state.lines.len(), MOST);
+        assert_eq!(text(state.pop()), "GIN/Doorbell: 0");
+        // Room for one, which says it; the next finds none again.
+        state.push(INFO, c_line(&"after"));
+        for i in 1..MOST {
+            assert_eq!(text(state.pop()), format!("GIN/Doorbell: {i}"));
+        }
+        let note = text(state.pop());
+        assert!(note.contains("7 line(s) are missing"), "{note}");
+        let note = text(state.pop());
+        assert!(note.contains("1 line(s) are missing"), "{note}");
+        assert!(state.pop().is_none());
+        assert_eq!(state.queued, MOST as u64 + 2);
     }
 }

@@ -389,12 +389,12 @@ impl Watch {
         drop(lists);
         for qp in qps.iter().filter(|qp| qp.state() == QpState::Ready) {
             if let Err(error) = qp.fail() {
-                log::warn(format_args!("QP {:#08x} stays as it is: {error}", qp.qpn()));
+                log::warn_apart(format_args!("QP {:#08x} stays as it is: {error}", qp.qpn()));
             }
         }
         for memory in words {
             if let Err(error) = release(&memory) {
-                log::warn(format_args!(
+                log::warn_apart(format_args!(
                     "kernels that wait for signals are not let go: {error}"
                 ));
             }

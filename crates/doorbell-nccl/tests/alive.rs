@@ -23,7 +23,11 @@ fn peer_process() {
     part.play(|rank, gather, scene| match scene {
         "fails, awaited" => fails(rank, gather, rank > 0),
         "fails, waiting" => fails(rank, gather, rank == 0),
-        "fails, its log stands still" => log_stands_still(rank, gather),
+        "fails, its log stands still" => log_stands_still(rank, gather, "to rank 1: WQE 9"),
+        // A line of the engine's own, with DOORBELL_LOG=debug.
+        "fails, its engine's log stands still" => {
+            log_stands_still(rank, gather, "queue pair to error");
+        }
         "stops" => stops(rank, gather),
         "links, exits" | "links, fails" | "links, stops" => between_steps(rank, gather, scene),
         other => panic!("no scene is called {other}"),
@@ -182,11 +186,12 @@ fn a_rank_that_is_lost_while_links_are_made_is_named_at_once() {
     }
 }
 
-/// A work request of rank 0 fails, and the log of its host takes the line only after a while: that is no death.
-fn log_stands_still(rank: usize, gather: &Arc<Gather>) {
+/// A work request of rank 0 fails, and the log of its host takes a line with these words only after a while: that is no death, and keeps nobody
+/// from hearing of the failure.
+fn log_stands_still(rank: usize, gather: &Arc<Gather>, words: &'static str) {
     let time = Duration::from_secs(7);
     if rank == 0 {
-        let _ = common::HOLD_UP.set(("to rank 1: WQE 9", time));
+        let _ = common::HOLD_UP.set((words, time));
     }
     let one = Rank::connect(rank, gather);
     let pages = Pages::shared(4096);
@@ -200,17 +205,24 @@ fn log_stands_still(rank: usize, gather: &Arc<Gather>) {
             gin.put(1, (win, 8), (win, 0), 8, signal);
         }
     }
-    told(&context, LONG, &["WQE 9"]);
-    let text = log_lines().join("\n");
-    assert!(!text.contains("has not been heard of"), "{text}");
+    assert!(soon(time / 2, || context.has_error()), "{:?}", log_lines());
+    let logged = |words: &str| log_lines().iter().any(|line| line.contains(words));
+    assert!(soon(LONG, || logged("WQE 9")), "{:?}", log_lines());
+    assert!(rank > 0 || logged(words), "{:?}", log_lines());
+    // All that was said meanwhile is there when the last communicator ends.
     gather.barrier(rank);
     context.destroy();
     one.deregister(window);
     one.close();
+    for death in ["has not been heard of", "has stood still"] {
+        assert!(!logged(death), "{:?}", log_lines());
+    }
 }
 
 #[test]
 fn a_log_that_stands_still_is_no_death() {
-    let variables = [("DOORBELL_NCCL_ALIVE", "2")];
-    play("fails, its log stands still", 2, 1, &variables);
+    let alive = ("DOORBELL_NCCL_ALIVE", "2");
+    play("fails, its log stands still", 2, 1, &[alive]);
+    let variables = [alive, ("DOORBELL_LOG", "debug")];
+    play("fails, its engine's log stands still", 2, 1, &variables);
 }
