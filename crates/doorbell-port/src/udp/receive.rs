@@ -13,6 +13,7 @@ use doorbell_wire::roce::{Bth, ICRC_LEN};
 
 use super::UdpPort;
 use crate::arrived::{Check, Origin, RecvBatch};
+use crate::counters::PortCounters;
 use crate::error::{PortError, Result};
 use crate::icrc::{FlowCrc, LIGHT};
 use crate::path::{LONG_PAYLOAD, TAIL, within_host};
@@ -108,30 +109,25 @@ fn hash(addr: SocketAddr) -> usize {
 impl UdpPort {
     pub(super) fn receive_batch(&mut self, batch: &mut RecvBatch) -> Result<usize> {
         batch.clear();
-        let Some(near) = &mut self.near else {
-            return self.receive_own(batch);
-        };
-        if near.rests() {
-            let came = self.receive_own(batch)?;
-            if let Some(near) = &mut self.near {
-                near.other_found(came != 0);
-            }
-            return Ok(came);
+        if self.near.as_mut().is_some_and(|near| !near.rests()) {
+            self.receive_near(batch);
+            return Ok(batch.len());
         }
-        self.receive_near(batch);
-        Ok(batch.len())
+        let came = self.receive_own(batch)?;
+        if let Some(near) = &mut self.near {
+            near.other_found(came != 0);
+        }
+        Ok(came)
     }
 
     /// From the near peer.
     fn receive_near(&mut self, batch: &mut RecvBatch) {
         let Some(near) = &mut self.near else { return };
-        let (src, dst) = (near.peer, near.local);
         let ask = near.ask().min(batch.slots);
         let mut came = 0;
         while came < ask {
             let at = came * batch.slot;
             let buffer = &mut batch.arena[at..at + batch.slot];
-            let Some(near) = &mut self.near else { return };
             // An error is about an earlier packet, or says that nothing is there.
             let Ok(len) = sys::receive_one(near.fd(), buffer) else {
                 break;
@@ -141,21 +137,17 @@ impl UdpPort {
                 self.counters.received_long += 1;
                 continue;
             }
-            self.take(
-                batch,
-                Datagram {
-                    at,
-                    len,
-                    src,
-                    dst,
-                    tos: 0,
-                    segment: 0,
-                },
-            );
+            let datagram = Datagram {
+                at,
+                len,
+                src: near.peer,
+                dst: near.local,
+                tos: 0,
+                segment: 0,
+            };
+            self.flows.take(datagram, batch, &mut self.counters);
         }
-        if let Some(near) = &mut self.near {
-            near.found(came == ask);
-        }
+        near.found(came == ask);
         match came {
             0 => self.counters.received_empty += 1,
             _ => self.counters.received_calls += 1,
@@ -232,22 +224,21 @@ impl UdpPort {
         {
             return;
         }
-        let (tos, segment) = (info.tos, info.segment);
-        self.take(
-            batch,
-            Datagram {
-                at,
-                len,
-                src,
-                dst,
-                tos,
-                segment,
-            },
-        );
+        let datagram = Datagram {
+            at,
+            len,
+            src,
+            dst,
+            tos: info.tos,
+            segment: info.segment,
+        };
+        self.flows.take(datagram, batch, &mut self.counters);
     }
+}
 
+impl Flows {
     /// Checks the packets of one datagram or train.
-    fn take(&mut self, batch: &mut RecvBatch, datagram: Datagram) {
+    fn take(&mut self, datagram: Datagram, batch: &mut RecvBatch, counters: &mut PortCounters) {
         let Datagram {
             at,
             len,
@@ -257,8 +248,7 @@ impl UdpPort {
             segment,
         } = datagram;
         let here = within_host(src.ip(), dst.ip());
-        let flow = self.flows.get(src, dst);
-        let counters = &mut self.counters;
+        let flow = self.get(src, dst);
         let glued = match segment {
             0 if here => glued(&batch.arena[at..at + len], flow),
             _ => None,

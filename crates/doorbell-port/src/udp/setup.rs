@@ -62,10 +62,18 @@ impl UdpPort {
                 source,
             })
         };
+        let (option, why) = if addr.is_ipv4() {
+            (
+                "IP_MTU_DISCOVER",
+                "the IP identification, which the ICRC covers, is unknown",
+            )
+        } else {
+            ("IPV6_MTU_DISCOVER", "packets may be fragmented")
+        };
         unfragmented(fd.as_fd(), addr.is_ipv4()).map_err(|source| PortError::Option {
             addr,
-            option: "IP_MTU_DISCOVER",
-            why: "packets may be fragmented, and the IP identification, which the ICRC covers, is unknown",
+            option,
+            why,
             source,
         })?;
         if addr.is_ipv4() {
@@ -271,30 +279,27 @@ fn interface_mtu(local: SocketAddr) -> usize {
             ip == local.ip() || ip.is_loopback() && local.ip().is_loopback()
         }
     };
-    sys::interface_addresses()
-        .unwrap_or_default()
-        .iter()
-        .filter(|(_, ip)| ours(*ip))
-        .filter_map(|(name, _)| mtu_of(name))
-        .min()
-        .unwrap_or(1500)
+    smallest_mtu(ours).unwrap_or(1500)
 }
 
 /// The MTU of the interface between this host and itself.
 fn loopback_mtu() -> usize {
+    smallest_mtu(|ip| ip.is_loopback()).unwrap_or(0)
+}
+
+/// The smallest MTU of the interfaces with such an address.
+fn smallest_mtu(such: impl Fn(IpAddr) -> bool) -> Option<usize> {
+    let mtu = |name: &str| {
+        let answer = sys::interface(name, libc::SIOCGIFMTU).ok()?;
+        let mtu = i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+        usize::try_from(mtu).ok()
+    };
     sys::interface_addresses()
         .unwrap_or_default()
         .iter()
-        .filter(|(_, ip)| ip.is_loopback())
-        .filter_map(|(name, _)| mtu_of(name))
+        .filter(|(_, ip)| such(*ip))
+        .filter_map(|(name, _)| mtu(name))
         .min()
-        .unwrap_or(0)
-}
-
-fn mtu_of(interface: &str) -> Option<usize> {
-    let answer = sys::interface(interface, libc::SIOCGIFMTU).ok()?;
-    let mtu = i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
-    usize::try_from(mtu).ok()
 }
 
 /// Why a bind failed.
