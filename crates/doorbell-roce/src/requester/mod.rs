@@ -299,7 +299,7 @@ impl Requester {
         let room = match self.transport {
             Transport::Rc => {
                 let packets = self.window.packets().saturating_sub(in_flight);
-                packets.min(self.room_for_bytes(&posted, in_flight))
+                packets.min(self.room_for_bytes())
             }
             Transport::Uc => u32::MAX,
         };
@@ -498,14 +498,12 @@ impl Requester {
         }
     }
 
-    /// How many packets the bytes have room for, if `next` is one of `posted`: one at least when nothing is under way.
-    fn room_for_bytes(&self, posted: &Posted, in_flight: u32) -> u32 {
-        let Some(oldest) = self.messages.front().filter(|_| in_flight > 0) else {
+    /// How many packets the bytes have room for: one at least when nothing is under way.
+    fn room_for_bytes(&self) -> u32 {
+        if self.next == self.una {
             return u32::MAX;
-        };
-        let next = posted.bytes_before(self.next, self.mtu);
-        let under_way = next - oldest.bytes_before(self.una, self.mtu);
-        let room = self.window.bytes().saturating_sub(under_way);
+        }
+        let room = self.window.bytes().saturating_sub(self.bytes_under_way());
         // The window became smaller after a packet that asked for no answer: one more does.
         let room = room.max(u64::from(self.since_ack > 0));
         room.div_ceil(u64::from(self.mtu)).min(u64::from(u32::MAX)) as u32
