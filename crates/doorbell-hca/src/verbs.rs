@@ -96,19 +96,7 @@ impl VerbsPort {
             config.traffic_class,
             config.pkey_index,
         );
-        if efa.is_some() && asked != plain {
-            return Err(VerbsError::Unsupported {
-                device: config.device.clone(),
-                what: "an EFA has no service level, traffic class or partition keys: leave out sl, tc and pkey".to_owned(),
-            });
-        }
-        if efa.is_none() && config.relaxed {
-            return Err(VerbsError::Unsupported {
-                device: config.device.clone(),
-                what: "order=inline is of an EFA, and it is none: leave it out".to_owned(),
-            });
-        }
-        Ok(Self {
+        let opened = Self {
             efa,
             exported: Mutex::default(),
             context,
@@ -120,7 +108,18 @@ impl VerbsPort {
             pds: Mutex::default(),
             alarms: Mutex::default(),
             gone: AtomicBool::new(false),
-        })
+        };
+        if opened.efa.is_some() && asked != plain {
+            return Err(opened.unsupported(
+                "an EFA has no service level, traffic class or partition keys: leave out sl, tc and pkey",
+            ));
+        }
+        if opened.efa.is_none() && config.relaxed {
+            return Err(
+                opened.unsupported("order=inline is of an EFA, and it is none: leave it out")
+            );
+        }
+        Ok(opened)
     }
 
     /// How it was opened.

@@ -42,13 +42,14 @@ impl Core {
                         shared.core
                     ),
                 })?;
-                let peer = match &to {
-                    Destination::Roce(target) => Some(target.peer),
-                    _ => None,
-                };
-                let link = match to {
-                    Destination::RoceAnyone(of) => roce::Link::receiver(roce.port.as_ref(), &of)?,
-                    Destination::Roce(target) => roce::Link::new(roce.port.as_mut(), &target)?,
+                let (link, peer) = match to {
+                    Destination::RoceAnyone(of) => {
+                        (roce::Link::receiver(roce.port.as_ref(), &of)?, None)
+                    }
+                    Destination::Roce(target) => (
+                        roce::Link::new(roce.port.as_mut(), &target)?,
+                        Some(target.peer),
+                    ),
                     _ => return Ok(()),
                 };
                 roce.add(slot, shared.qpn.get(), peer);

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use doorbell_port::{Path, PathRequest, Port};
+use doorbell_port::{LONG_PAYLOAD, Path, PathRequest, Port};
 use doorbell_roce::{Connection, Message, Mtu, Op, PostError};
 use doorbell_wire::roce::Transport;
 use doorbell_wire::{Cqn, Ctrl, Local, Payload, Piece, Request};
@@ -22,6 +22,9 @@ use crate::roce::{RoceReceiver, RoceTarget, plain};
 
 /// How long finding the way to a peer may take (address resolution).
 const RESOLUTION: std::time::Duration = std::time::Duration::from_secs(1);
+
+// The transport and the port mean the same by long packets.
+const _: () = assert!(Mtu::Long.bytes() as usize == LONG_PAYLOAD);
 
 /// A connected QP's other end.
 #[derive(Debug)]

@@ -162,7 +162,7 @@ impl EngineQp {
         let (mut syndrome, mut vendor) = (syndrome(wc.status), Vendor::NONE);
         // Some devices send nothing any more then, and others repeat until they give up; a fault of the work request it is with none.
         if syndrome == Syndrome::LOCAL_QP_OP && port.is_down() {
-            (syndrome, vendor) = (Fault::PortDown.syndrome(), Fault::PortDown.vendor());
+            (syndrome, vendor) = Fault::PortDown.syndromes();
         }
         let ctrl = self.give_up_flight();
         self.fail_as(inner, syndrome, vendor, ctrl);
