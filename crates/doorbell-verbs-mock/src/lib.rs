@@ -11,6 +11,7 @@
 mod calls;
 mod efa;
 mod exec;
+mod memory;
 mod post;
 mod world;
 
