@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 . bench/host/guest.sh
 prepare rxe 3 "${1:-}"
 measure <<'GUEST'
-link=roce:udp://127.0.0.1
+link="roce:udp://127.0.0.1 --mtu 4096"
 ip addr add 192.168.77.3/24 dev eth0
 for round in $(seq "$rounds"); do
     theirs rxe 8
