@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use doorbell::connect::{Agreed, Introduction};
-use doorbell::{Channel, ConnectError, Greeting, Launched, Line};
+use doorbell::{Channel, ConnectError, GpuSelect, Greeting, Launched, Line};
 
 use super::bench::{Bench, Benches};
 use super::peer::{Orders, Parting, Turn, session, wait_driving};
@@ -195,21 +195,34 @@ pub(crate) fn negotiated(other: &Introduction, agreed: Option<&Agreed>) -> Vec<S
     lines
 }
 
+/// Which of the `visible` CUDA devices the second process gets whose first has `own`.
+fn next_gpu(own: u32, visible: u32, link: Link) -> Result<u32> {
+    match visible {
+        // The only one serves both ends where packets are between them. Otherwise a copy within one GPU would wait for its kernels, and for
+        // turns with the other process: whoever wants that says so.
+        0 | 1 if link == Link::Roce => Ok(own),
+        0 | 1 => {
+            let same = GpuSelect::Cuda(Some(own));
+            bail!(
+                "the second process has no GPU of its own for payloads in GPU memory: this process sees one (CUDA_VISIBLE_DEVICES decides); \
+                 --peer-gpu {same} lets both use it, in turns of milliseconds; --mem host needs none"
+            )
+        }
+        _ => Ok((own + 1) % visible),
+    }
+}
+
 /// Starts the second process.
 fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> {
-    use doorbell::GpuSelect;
     let gpu = match (&args.peer_gpu, args.mem) {
         (Some(gpu), _) => *gpu,
         (None, Place::Gpu) if bench.device.gpu().is_cuda() => {
             let gpu = bench.device.gpu_info();
-            let own = gpu.ordinal.unwrap_or(0);
-            GpuSelect::Cuda(Some(match gpu.visible {
-                // The only one serves both ends where packets are between them. Over shared memory a copy within one GPU would wait for
-                // its kernels, so the second process asks for another, and says that there is none.
-                0 | 1 if args.link.kind == Link::Roce => own,
-                0 | 1 => own + 1,
-                visible => (own + 1) % visible,
-            }))
+            GpuSelect::Cuda(Some(next_gpu(
+                gpu.ordinal.unwrap_or(0),
+                gpu.visible,
+                args.link.kind,
+            )?))
         }
         (None, _) => GpuSelect::Host,
     };
@@ -327,5 +340,23 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         Parting::Goodbye { well: true } => Ok(Ended::Well),
         Parting::Goodbye { well: false } => Ok(Ended::CheckFailedThere),
         Parting::Lost(how) => bail!("rank 0 is gone: {how}; look at its output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_process_gets_the_next_gpu_or_the_remedy() {
+        assert_eq!(next_gpu(0, 2, Link::Shm).unwrap(), 1);
+        assert_eq!(next_gpu(7, 8, Link::Verbs).unwrap(), 0);
+        assert_eq!(next_gpu(0, 1, Link::Roce).unwrap(), 0);
+        for link in [Link::Shm, Link::Verbs] {
+            let text = next_gpu(0, 1, link).unwrap_err().to_string();
+            let remedy = format!("--peer-gpu {}", GpuSelect::Cuda(Some(0)));
+            assert!(text.contains(&remedy), "{text}");
+            assert!(text.contains("CUDA_VISIBLE_DEVICES"), "{text}");
+        }
     }
 }
