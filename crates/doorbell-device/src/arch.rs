@@ -187,4 +187,10 @@ pub trait Arch: Copy {
     fn block_sync(self);
     /// Thread 0's value, for all threads of the block; a [`Arch::block_sync`] too.
     fn block_broadcast64(self, v: u64) -> u64;
+    /// The same for sixteen bytes.
+    #[inline(always)]
+    fn block_broadcast_unit(self, v: Chunk) -> Chunk {
+        let Chunk([first, last]) = v;
+        Chunk([self.block_broadcast64(first), self.block_broadcast64(last)])
+    }
 }

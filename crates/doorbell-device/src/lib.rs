@@ -33,7 +33,7 @@ pub mod host;
 pub mod nvptx;
 
 pub use arch::Arch;
-pub use claim::claim;
+pub use claim::{claim, leave, take};
 pub use doorbell_wire::{Chunk, Key, Remote};
 pub use error::{Error, Failure};
 pub use layout::QpHandle;

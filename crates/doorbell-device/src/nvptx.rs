@@ -53,8 +53,9 @@ mod llvm {
     }
 }
 
-// One word of shared memory for `block_broadcast64`. Rust has no statics in shared memory; a module-level declaration does as well.
+// Shared memory for `block_broadcast64` and `block_broadcast_unit`. Rust has no statics in shared memory; a module-level declaration does as well.
 global_asm!(".shared .align 8 .b64 db_block_word;");
+global_asm!(".shared .align 16 .b8 db_block_unit[16];");
 
 /// One instruction `$op.<order>.<scope>.$tail`, chosen by constants.
 macro_rules! by_scope {
@@ -359,6 +360,21 @@ impl Arch for Gpu {
         // Nobody may write the word again before all have read it.
         self.block_sync();
         said
+    }
+    #[inline(always)]
+    fn block_broadcast_unit(self, v: Chunk) -> Chunk {
+        if self.thread() == 0 {
+            unsafe {
+                asm!("st.shared.v2.u64 [db_block_unit], {{{0}, {1}}};", in(reg64) v.0[0], in(reg64) v.0[1], options(nostack))
+            };
+        }
+        self.block_sync();
+        let (first, last): (u64, u64);
+        unsafe {
+            asm!("ld.shared.v2.u64 {{{0}, {1}}}, [db_block_unit];", out(reg64) first, out(reg64) last, options(nostack))
+        };
+        self.block_sync();
+        Chunk([first, last])
     }
 }
 

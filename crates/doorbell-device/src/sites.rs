@@ -97,6 +97,8 @@ sites! {
     /// A kernel that the host may take its work from says that it has started, and only then looks whether that has happened: either it
     /// sees so, or the host sees that it has started.
     CLAIM_FENCE = SeqCst Sys;
+    /// A kernel that takes no more work says so: all that it did, and looked at, comes before.
+    LEAVE_STORE = Release Sys;
     /// A step of copies, by all threads of a block, comes before the next.
     STEP_FENCE = AcqRel Sys;
 }

@@ -19,7 +19,8 @@ use doorbell_device::layout::{
 };
 use doorbell_device::scope::{Thread, sharing};
 use doorbell_device::{
-    Arch, Chunk, Deadline, Key, Local, Post, Qp, QpHandle, RecvQueue, Remote, Ticket, claim, sites,
+    Arch, Chunk, Deadline, Key, Local, Post, Qp, QpHandle, RecvQueue, Remote, Ticket, claim, leave,
+    sites, take,
 };
 use doorbell_wire::cqe::{CqeTail, Kind};
 use doorbell_wire::{Ctrl, Qpn, db};
@@ -46,6 +47,10 @@ const RQ_RECORD: usize = 0x60_0000;
 const RCQ: usize = 0x70_0000;
 const STARTED: usize = 0x80_0000;
 const CANCELLED: usize = 0x90_0000;
+const LEFT: usize = 0xa0_0000;
+const POST: usize = 0xb0_0000;
+const JOB: usize = 0xc0_0000;
+const DONE: usize = 0xd0_0000;
 const QPN: u32 = 0x1234;
 
 #[derive(Clone, Copy)]
@@ -290,8 +295,9 @@ impl World {
         for slot in 0..setup.depth as usize {
             words.insert(RING + slot * 64, AtomicU64::new(0));
         }
-        words.insert(STARTED, AtomicU64::new(0));
-        words.insert(CANCELLED, AtomicU64::new(0));
+        for at in [STARTED, CANCELLED, LEFT, POST, POST + 8, JOB, DONE] {
+            words.insert(at, AtomicU64::new(0));
+        }
         let mut halves = HashMap::new();
         halves.insert(at + 56, AtomicU32::new(0));
         halves.insert(RECORD, AtomicU32::new(0));
@@ -573,9 +579,45 @@ fn a_launch_is_taken_back(m: Option<u8>) {
     });
 }
 
+/// A kernel looks for a job, and leaves, as the host posts one: whoever does it, it is done once and as it was written.
+fn a_job_is_posted_as_the_kernel_leaves(m: Option<u8>) {
+    const JOB_IS: u64 = 22;
+    model(SOFT, m, |w| {
+        let kernel = thread::spawn(move || unsafe {
+            let a = Model(w);
+            if let Some(post) = take(a, POST as *const Chunk, |last| last != 0) {
+                assert_eq!(post.0[0], JOB_IS, "half a post");
+                let job = a.load64(JOB as *const u64, sites::DATA);
+                w.data.fetch_add(job, Ordering::Relaxed);
+                // Told as it leaves: what comes before that is seen with it.
+                a.store64(DONE as *mut u64, 1, sites::DATA);
+            }
+            leave(a, LEFT as *mut u64, 1);
+        });
+        w.words[&JOB].store(JOB_IS, Ordering::Relaxed);
+        w.words[&POST].store(JOB_IS, Ordering::Relaxed);
+        w.words[&(POST + 8)].store(1, Ordering::Release);
+        let look = || {
+            let has_left = w.words[&LEFT].load(Ordering::Acquire) != 0;
+            if has_left && w.words[&DONE].load(Ordering::Relaxed) == 0 {
+                w.data.fetch_add(JOB_IS, Ordering::Relaxed);
+            }
+            has_left
+        };
+        let has_left = look();
+        kernel.join().expect("kernel");
+        assert!(has_left || look(), "it does not leave");
+        let did = w.data.load(Ordering::Relaxed);
+        assert_eq!(
+            did, JOB_IS,
+            "the job was forgotten, done twice, or read early"
+        );
+    });
+}
+
 type Scene = (&'static str, fn(Option<u8>));
 
-const SCENES: [Scene; 9] = [
+const SCENES: [Scene; 10] = [
     ("two_ring", two_ring),
     (
         "one_leaves_the_ringing_to_the_other",
@@ -588,6 +630,10 @@ const SCENES: [Scene; 9] = [
     ("a_small_ring_turns", a_small_ring_turns),
     ("two_post_receives", two_post_receives),
     ("a_launch_is_taken_back", a_launch_is_taken_back),
+    (
+        "a_job_is_posted_as_the_kernel_leaves",
+        a_job_is_posted_as_the_kernel_leaves,
+    ),
 ];
 
 #[test]

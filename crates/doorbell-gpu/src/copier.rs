@@ -31,11 +31,13 @@ pub struct CopierStats {
     pub via_host: u64,
     /// What went to the driver at once, with one event behind it: up to 256 copies of a ticket, in one or several steps.
     pub batches: u64,
-    /// Launches of a kernel, for up to 256 copies of a ticket each.
+    /// What went to a kernel, up to 256 copies of a ticket at once: launches, and `posted`.
     pub kernel_batches: u64,
     /// Copies that it made, or will.
     pub kernel_copies: u64,
-    /// Launches of these that had not started in time, and whose copies the copy engine made.
+    /// Those of `kernel_batches` that needed no launch, since a kernel was still there.
+    pub posted: u64,
+    /// Those of `kernel_batches` whose launch, or that before them, had not started in time, and whose copies the copy engine made.
     pub taken_back: u64,
 }
 
@@ -60,6 +62,7 @@ pub struct CopierStats {
 /// And small copies: those of 64 bytes in batches of 256 ended at 1.0 to 2.4 million a second there, the driver's own at 1.2 to 2.6. That is
 /// what [`Copier::submit_in_steps`] has a kernel for: 256 of 8 bytes took 18 to 20 us, at 24 to 26 million a second with four tickets under way
 /// (small-copies-rates, bench/results/2026-11-30-h200-copies/selfcheck.txt). It is not used while kernels leave it no room, and `DOORBELL_GPU_COPIES=engine` turns it off.
+/// It [stays a moment](Copier::set_stay), so that copies which follow each other closely, single ones too, need no launch of their own.
 #[derive(Clone)]
 pub struct Copier {
     pub(crate) gpu: Arc<CudaGpu>,
@@ -116,6 +119,12 @@ impl Copier {
     /// After how long [`Copier::poll`] reports a copy as stalled.
     pub fn set_stall_limit(&self, limit: Duration) {
         self.gpu.copier().set_stall_limit(limit);
+    }
+
+    /// How long the kernel for small copies stays after it has made some, for more: 50 us, or what `DOORBELL_GPU_COPIES_STAY` said when the GPU was opened. Longer than about 4 seconds is that.
+    /// From the next launch on. While it stays, whoever waits for all kernels of the GPU to end (`cudaDeviceSynchronize`, `cudaFree`) waits for it too.
+    pub fn set_stay(&self, stay: Duration) {
+        self.gpu.copier().set_stay(stay);
     }
 
     /// Forgets what memory addresses are in. To be called when foreign memory that was copied (PyTorch's, say) is freed;

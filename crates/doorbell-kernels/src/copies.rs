@@ -1,16 +1,19 @@
 //! Small copies, many at a time, in steps: what a copy engine does one by one in a microsecond each, threads do side by side.
 //!
-//! One block. The copies of a step are dealt out to groups of threads, as many threads a copy as its step says; between steps is a barrier, and a fence, so
+//! One block, which stays a moment when it has done its job, for the next: a launch takes ten microseconds, a kernel that is there two reads of host memory
+//! ([`board`](crate::board)). Its stay is short, and its life bounded however much there is to do, since others may wait for all kernels of the GPU to end.
+//!
+//! The copies of a step are dealt out to groups of threads, as many threads a copy as its step says; between steps is a barrier, and a fence, so
 //! that what a step reads the one before has written, and whoever sees a step's bytes sees those of the steps before. Loads and stores go
 //! past the first-level cache, to what other kernels, CPUs and GPUs see. Nothing outside the ranges is touched, and what is aligned alike
 //! at both ends moves in words of up to 16 bytes: an aligned word of 4 or 8 bytes is read and written whole.
 //!
 //! A thread's loads of host memory take their round trips one by one, a microsecond each. So the first warp asks whether the work is still
-//! ours while the others fetch what it is, and a step whose copies are of one length says so in its word.
+//! ours while the others fetch what it is, a step whose copies are of one length says so in its word, and a lone copy is in what is polled.
 
-use doorbell_device::{Arch, Chunk, claim, sites};
+use doorbell_device::{Arch, Chunk, claim, leave, sites, take};
 
-use crate::params::{CopyJob, answer};
+use crate::board::{CopyBoard, CopyCall, CopyJob, Post, Posted};
 
 /// A copy as a thread holds it.
 #[derive(Clone, Copy)]
@@ -20,35 +23,95 @@ struct Copy {
     len: u64,
 }
 
-/// `copies`: does `job`, whose first step is `step`, unless the host takes it back first.
+/// `copies`: does the job that it was launched with, unless the host takes the launch back first, and those that are posted behind it while it stays.
 ///
 /// # Safety
-/// The job is as [`CopyJob`] says, and every range of its copies may be read and written by this GPU until it has answered.
+/// The board is as [`CopyBoard`] says, and every range of its jobs' copies may be read and written by this GPU until they are done.
 #[inline(always)]
-pub(crate) unsafe fn copies<A: Arch>(a: A, job: *const CopyJob, step: u64) {
+pub(crate) unsafe fn copies<A: Arch>(a: A, call: CopyCall) {
+    let board: *const CopyBoard = pointer(call.board);
+    let (mut number, born) = (call.number, a.clock_ns());
     // SAFETY: (whole body) the caller's promise; addresses of fields, no references to memory that others write.
     unsafe {
-        let mut work = Work::new(a, job, step);
+        let mut work = Work::new(a);
+        let mut post = Post(call.post);
+        work.turn_to(a, job(board, number), post);
         let mut granted = 0;
         if a.thread() == 0 {
-            let started = (&raw const (*job).started).cast_mut().cast();
-            let cancelled = (&raw const (*job).cancelled).cast();
+            let started = (&raw const (*board).started).cast_mut().cast();
+            let cancelled = (&raw const (*board).cancelled).cast();
             granted = u64::from(claim(a, started, cancelled));
         }
-        let granted = a.block_broadcast64(granted) != 0;
-        if granted {
-            work.all(a, job);
+        if a.block_broadcast64(granted) != 0 {
+            loop {
+                work.all(a, job(board, number));
+                if a.thread() == 0 {
+                    let done: *mut u64 = (&raw const (*board).done).cast_mut().cast();
+                    // A release, behind the barrier: it comes after the stores of all threads.
+                    a.store64(done, number, sites::REPORT_STORE);
+                }
+                number += 1;
+                // The next job comes after this one for all who see it. Nobody waits for this fence while there is no next job.
+                work.fence(a);
+                let mut next = Post::leave(number);
+                if a.thread() == 0 {
+                    next = stay(a, board, number, born, call.times);
+                }
+                let Post([first, last]) = next;
+                post = Post(a.block_broadcast_unit(Chunk([first, last])).0);
+                if post.parse() == Posted::Leave {
+                    break;
+                }
+                work.turn_to(a, job(board, number), post);
+            }
         }
         if a.thread() == 0 {
-            let answer: *mut u64 = (&raw const (*job).answer).cast_mut().cast();
-            let said = if granted {
-                answer::DONE
-            } else {
-                answer::DECLINED
-            };
-            // A release, behind the barrier: it comes after the stores of all threads.
-            a.store64(answer, said, sites::REPORT_STORE);
+            let left: *mut u64 = (&raw const (*board).left).cast_mut().cast();
+            leave(a, left, number);
         }
+    }
+}
+
+/// Stays for the post of job `number`, as long as it may; [`Post::leave`] if none came. For one thread.
+///
+/// # Safety
+/// As for [`copies`].
+#[inline(always)]
+unsafe fn stay<A: Arch>(a: A, board: *const CopyBoard, number: u64, born: u64, times: u64) -> Post {
+    let (stay, life) = (times & 0xffff_ffff, times >> 32);
+    let since = a.clock_ns();
+    let mut now = since;
+    // SAFETY: the caller's promise; a place of the array.
+    let place = unsafe {
+        (&raw const (*board).posts)
+            .cast::<Chunk>()
+            .add(CopyBoard::place(number))
+    };
+    // However much there is to do: who waits for all kernels to end waits for this one too.
+    while now.wrapping_sub(born) < life {
+        // SAFETY: as above.
+        if let Some(Chunk(post)) = unsafe { take(a, place, |last| Post([0, last]).is(number)) } {
+            return Post(post);
+        }
+        // Looked at once at least.
+        if now.wrapping_sub(since) >= stay {
+            break;
+        }
+        a.relax();
+        now = a.clock_ns();
+    }
+    Post::leave(number)
+}
+
+/// # Safety
+/// As for [`copies`].
+#[inline(always)]
+unsafe fn job(board: *const CopyBoard, number: u64) -> *const CopyJob {
+    // SAFETY: the caller's promise; a place of the array.
+    unsafe {
+        (&raw const (*board).jobs)
+            .cast::<CopyJob>()
+            .add(CopyBoard::place(number))
     }
 }
 
@@ -73,10 +136,8 @@ struct Work {
 }
 
 impl Work {
-    /// # Safety
-    /// As for [`copies`].
     #[inline(always)]
-    unsafe fn new<A: Arch>(a: A, job: *const CopyJob, first: u64) -> Self {
+    fn new<A: Arch>(a: A) -> Self {
         // The first warp asks, if there are others.
         let asking = if a.threads() > A::LANES { A::LANES } else { 0 };
         let threads = a.threads() - asking;
@@ -87,7 +148,7 @@ impl Work {
             is_last: true,
         };
         let (dst, src, len) = (0, 0, 0);
-        let mut work = Self {
+        Self {
             threads,
             me: if a.thread() < asking {
                 threads
@@ -97,10 +158,33 @@ impl Work {
             step: nothing,
             at: 0,
             copy: Copy { dst, src, len },
-        };
-        // SAFETY: the caller's promise.
-        unsafe { work.begin(a, job, first, 0) };
-        work
+        }
+    }
+
+    /// Begins a job.
+    ///
+    /// # Safety
+    /// As for [`copies`].
+    #[inline(always)]
+    unsafe fn turn_to<A: Arch>(&mut self, a: A, job: *const CopyJob, post: Post) {
+        match post.parse() {
+            Posted::Copy { dst, src, len } => {
+                self.shape(CopyJob::step(1, CopyJob::lanes_for(len), len as u32, true));
+                self.at = self.first(0);
+                self.copy = Copy { dst, src, len };
+            }
+            // SAFETY: the caller's promise.
+            Posted::Steps(first) => unsafe { self.begin(a, job, first, 0) },
+            Posted::Leave => {}
+        }
+    }
+
+    /// What this thread has stored, and seen stored, comes before what it will. The first warp stores nothing, and has no time.
+    #[inline(always)]
+    fn fence<A: Arch>(&self, a: A) {
+        if self.me < self.threads {
+            a.fence(sites::STEP_FENCE);
+        }
     }
 
     /// All steps, with a barrier behind each.
@@ -147,6 +231,14 @@ impl Work {
     /// As for [`copies`].
     #[inline(always)]
     unsafe fn begin<A: Arch>(&mut self, a: A, job: *const CopyJob, word: u64, start: u32) {
+        self.shape(word);
+        self.at = self.first(start);
+        // SAFETY: the caller's promise.
+        self.copy = unsafe { self.load(a, job, self.at) };
+    }
+
+    #[inline(always)]
+    fn shape(&mut self, word: u64) {
         let (end, lanes, len, is_last) = CopyJob::parse_step(word);
         self.step = Step {
             end,
@@ -154,15 +246,18 @@ impl Work {
             len,
             is_last,
         };
+    }
+
+    /// This thread's first copy of those from `start` on.
+    #[inline(always)]
+    fn first(&self, start: u32) -> u32 {
         let group = self.me >> self.step.lanes;
         // Threads that are no whole group are left over.
-        self.at = if group < self.groups() {
+        if group < self.groups() {
             start + group
         } else {
-            end
-        };
-        // SAFETY: the caller's promise.
-        self.copy = unsafe { self.load(a, job, self.at) };
+            self.step.end
+        }
     }
 
     /// Copy `at`, if the step has it.

@@ -38,23 +38,32 @@ macro_rules! kernels {
 /// The copier's kernel, with its parameters as arguments: they come with the launch, and memory of the host is a microsecond away.
 #[cfg(all(target_arch = "nvptx64", feature = "copies"))]
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn copies(job: *const crate::params::CopyJob, step: u64) {
-    // SAFETY: the launcher's promise: a job as documented.
-    unsafe { crate::copies::copies(doorbell_device::nvptx::Gpu, job, step) }
+pub unsafe extern "ptx-kernel" fn copies(
+    board: u64,
+    number: u64,
+    first: u64,
+    last: u64,
+    times: u64,
+) {
+    let post = [first, last];
+    let call = crate::board::CopyCall {
+        board,
+        number,
+        post,
+        times,
+    };
+    // SAFETY: the launcher's promise: a board as documented.
+    unsafe { crate::copies::copies(doorbell_device::nvptx::Gpu, call) }
 }
 
 /// The same for host threads.
 #[cfg(not(target_arch = "nvptx64"))]
 const COPIES: doorbell_device::host::HostKernel = {
-    use crate::params::{CopyCall, CopyJob};
+    use crate::board::CopyCall;
     use doorbell_device::host::{HostKernel, HostThread};
     unsafe fn on<const LANES: usize>(t: &HostThread<LANES>, params: *const u8) {
         // SAFETY: the launcher's promise: parameters as documented, aligned.
-        unsafe {
-            let call = params.cast::<CopyCall>().read();
-            let job: *const CopyJob = core::ptr::with_exposed_provenance(call.job as usize);
-            crate::copies::copies(t, job, call.step);
-        }
+        unsafe { crate::copies::copies(t, params.cast::<CopyCall>().read()) }
     }
     HostKernel {
         name: "copies",

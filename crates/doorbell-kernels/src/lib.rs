@@ -1,11 +1,12 @@
 //! Doorbell's own kernels: benchmarks and self tests, one source built to PTX and to the host.
 //!
-//! [`PTX`] is the module to load on a GPU, [`HOST`] the same kernels for host threads, [`params`] what each takes. The PTX also holds the
+//! [`PTX`] is the module to load on a GPU, [`HOST`] the same kernels for host threads, [`params`] what each takes ([`board`]: what the copier's does). The PTX also holds the
 //! `extern "C"` functions of `include/doorbell_device.h`, which CUDA C++ code links. `cargo xtask ptx` writes it, and it is committed, so
 //! that nobody needs a GPU toolchain; a test checks that it belongs to the sources.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
+pub mod board;
 mod copies;
 mod entry;
 mod latency;

@@ -4,8 +4,6 @@
 //! a virtual address); "pointers" are dereferenced by the kernel. Times are nanoseconds. Every kernel ends by its deadline,
 //! and says in its [`Status`] why.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use doorbell_device::QpHandle;
 
 /// A structure that may be copied to the GPU byte by byte.
@@ -31,7 +29,7 @@ macro_rules! params {
 }
 
 params! { Rate = 136, Latency = 224, Forward = 72, Proxy = 112, Hammer = 96, Raw = 48, Echo = 88,
-Ping = 152, CopyCall = 16, Status = 32 }
+Ping = 152, Status = 32 }
 
 /// Remote or local memory of work requests: a base, and how far each thread moves from it.
 #[repr(C)]
@@ -455,90 +453,6 @@ pub struct Raw {
     pub record: u32,
     /// Must be 0.
     pub reserved: u32,
-}
-
-/// Most copies, and most steps, of a [`CopyJob`].
-pub const COPIES: usize = 256;
-
-/// What `copies` is to do: in host memory that the GPU reaches, one for each launch that has not answered. Host and kernel write different
-/// lines of it. See [`doorbell_device::claim`] for how it is taken back.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct CopyJob {
-    /// Not 0: the host has taken it back.
-    pub cancelled: AtomicU64,
-    reserved: [AtomicU64; 7],
-    /// 1 when the kernel runs; the host sets it to 0 before the launch, as it does the next.
-    pub started: AtomicU64,
-    /// An [`answer`] value, the last that the kernel writes.
-    pub answer: AtomicU64,
-    reserved2: [AtomicU64; 6],
-    /// [`CopyJob::step`]s; the first is passed to the kernel too, which does not read it here.
-    pub steps: [AtomicU64; COPIES],
-    /// Destination, source, bytes, 0.
-    pub copies: [[AtomicU64; 4]; COPIES],
-}
-
-const _: () = assert!(size_of::<CopyJob>() == 128 + COPIES * 8 + COPIES * 32);
-
-/// What [`CopyJob::answer`] says.
-pub mod answer {
-    /// Nothing yet.
-    pub const NONE: u64 = 0;
-    /// All copies were made, and everyone sees their bytes.
-    pub const DONE: u64 = 1;
-    /// It was taken back before it started: nothing was done.
-    pub const DECLINED: u64 = 2;
-}
-
-impl CopyJob {
-    /// The word of a step: the copies up to and without number `end` that no step before it has, `lanes` threads each (a power of two). `len` is the
-    /// bytes of each of them, below 2^31; 0: each says itself, which takes the kernel another read of host memory.
-    pub const fn step(end: u32, lanes: u32, len: u32, is_last: bool) -> u64 {
-        let shape = (end & 0xfff) as u64 | (lanes.ilog2() as u64) << 12;
-        shape | (len as u64) << 32 | (is_last as u64) << 63
-    }
-
-    /// Its parts: the end, the logarithm of the threads a copy, the bytes of each, and whether it is the last.
-    #[inline(always)]
-    pub const fn parse_step(word: u64) -> (u32, u32, u32, bool) {
-        let (end, lanes) = (word as u32 & 0xfff, (word as u32 >> 12) & 0xf);
-        (
-            end,
-            lanes,
-            (word >> 32) as u32 & 0x7fff_ffff,
-            word >> 63 != 0,
-        )
-    }
-
-    /// As many threads as a copy of `len` bytes keeps busy, four units of 16 bytes each: a power of two.
-    pub fn lanes_for(len: u64) -> u32 {
-        (len.div_ceil(64).clamp(1, COPIES as u64) as u32).next_power_of_two()
-    }
-
-    /// Forgets the launch before.
-    pub fn reset(&self) {
-        self.cancelled.store(0, Ordering::Relaxed);
-        self.started.store(0, Ordering::Relaxed);
-        self.answer.store(answer::NONE, Ordering::Relaxed);
-    }
-
-    /// Sets copy number `at`.
-    pub fn set(&self, at: usize, dst: u64, src: u64, len: u64) {
-        for (word, value) in self.copies[at].iter().zip([dst, src, len]) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
-}
-
-/// `copies` as the host runs it: what the GPU's kernel has as two arguments.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CopyCall {
-    /// Pointer to a [`CopyJob`].
-    pub job: u64,
-    /// Its first step.
-    pub step: u64,
 }
 
 /// Five seconds: the deadline of the default parameters.

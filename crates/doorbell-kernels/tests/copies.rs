@@ -5,10 +5,11 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
 
 use doorbell_device::host::{Hooks, HostGrid};
 use doorbell_kernels::HOST;
-use doorbell_kernels::params::{COPIES, CopyCall, CopyJob, answer};
+use doorbell_kernels::board::{COPIES, CopyBoard, CopyCall, CopyJob, JOBS, Post, Posted};
 
 /// Bytes between two pages that may not be touched.
 struct Fenced {
@@ -52,17 +53,17 @@ impl Drop for Fenced {
     }
 }
 
-fn job() -> Box<CopyJob> {
+fn board() -> Box<CopyBoard> {
     // SAFETY: atomics; zeroes are values of them.
-    unsafe { Box::<CopyJob>::new_zeroed().assume_init() }
+    unsafe { Box::<CopyBoard>::new_zeroed().assume_init() }
 }
 
 /// Destination, source, bytes.
 type Op = (u64, u64, u64);
 
-/// Fills a job with steps; returns the first step's word.
-fn fill(job: &CopyJob, steps: &[&[Op]]) -> u64 {
-    job.reset();
+/// Fills a job with steps; returns its post.
+fn fill(board: &CopyBoard, number: u64, steps: &[&[Op]]) -> Post {
+    let job = &board.jobs[CopyBoard::place(number)];
     let mut end = 0;
     for (number, step) in steps.iter().enumerate() {
         for &(dst, src, len) in *step {
@@ -78,16 +79,24 @@ fn fill(job: &CopyJob, steps: &[&[Op]]) -> u64 {
         let word = CopyJob::step(end as u32, lanes, len, number + 1 == steps.len());
         job.steps[number].store(word, Ordering::Relaxed);
     }
-    job.steps[0].load(Ordering::Relaxed)
+    Post::steps(number, job.steps[0].load(Ordering::Relaxed))
 }
 
-/// Runs the kernel with a block of `threads` threads of emulated warps, or of threads on their own.
-fn run<const LANES: usize>(job: &CopyJob, step: u64, threads: u32) {
+/// Runs the kernel with a block of `threads` threads of emulated warps, or of threads on their own, from job `number` on.
+fn launch<const LANES: usize>(
+    board: &CopyBoard,
+    number: u64,
+    post: Post,
+    times: u64,
+    threads: u32,
+) {
     let kernel = HOST.iter().find(|k| k.name == "copies").unwrap();
     let grid = HostGrid::<LANES>::new(1, threads, Hooks::default());
     let call = CopyCall {
-        job: std::ptr::from_ref(job).expose_provenance() as u64,
-        step,
+        board: std::ptr::from_ref(board).expose_provenance() as u64,
+        number,
+        post: post.0,
+        times,
     };
     std::thread::scope(|scope| {
         for number in 0..threads {
@@ -107,6 +116,16 @@ fn run<const LANES: usize>(job: &CopyJob, step: u64, threads: u32) {
     });
 }
 
+/// A launch for one job, which leaves at once.
+fn run<const LANES: usize>(board: &CopyBoard, steps: &[&[Op]], threads: u32) {
+    let number = board.done.load(Ordering::Relaxed) + 1;
+    board.reset();
+    let post = fill(board, number, steps);
+    launch::<LANES>(board, number, post, CopyCall::times(0, u32::MAX), threads);
+    assert_eq!(board.done.load(Ordering::Acquire), number);
+    assert_eq!(board.left.load(Ordering::Acquire), number + 1);
+}
+
 fn pattern(bytes: &mut [u8]) {
     for (i, byte) in bytes.iter_mut().enumerate() {
         *byte = (i * 31 + (i >> 8) * 7 + 1) as u8;
@@ -117,7 +136,7 @@ fn pattern(bytes: &mut [u8]) {
 fn check(lens: &[u64], offsets: &[(u64, u64)], threads: u32) {
     let (mut from, mut to) = (Fenced::new(4 * PAGE), Fenced::new(4 * PAGE));
     pattern(from.bytes());
-    let job = job();
+    let board = board();
     for &(dst, src) in offsets {
         for lens in lens.chunks(COPIES) {
             // Each place is a little larger than its copy; the first begins, and the last of sources and destinations ends, at a page that is not there.
@@ -136,9 +155,7 @@ fn check(lens: &[u64], offsets: &[(u64, u64)], threads: u32) {
             ops[last].1 = ends - len - (16 - src) % 16;
             assert!(ops[last].1 >= moved || last == 0);
             to.bytes().fill(0xee);
-            let step = fill(&job, &[&ops]);
-            run::<1>(&job, step, threads);
-            assert_eq!(job.answer.load(Ordering::Acquire), answer::DONE);
+            run::<1>(&board, &[&ops], threads);
             let mut want = vec![0xee; 4 * PAGE];
             for &(dst, src, len) in &ops {
                 let (dst, src) = ((dst - to.start()) as usize, (src - from.start()) as usize);
@@ -174,14 +191,13 @@ fn every_length_and_offset_arrives_and_nothing_else_is_touched() {
 fn a_block_of_warps_copies_the_same() {
     let (mut from, mut to) = (Fenced::new(PAGE), Fenced::new(PAGE));
     pattern(from.bytes());
-    let job = job();
+    let board = board();
     for len in [8, 100, 1024, 5000] {
         to.bytes().fill(0);
         let ops: Vec<Op> = (0..10)
             .map(|i| (to.start() + i * 6000, from.start() + i * 6000, len))
             .collect();
-        let step = fill(&job, &[&ops]);
-        run::<32>(&job, step, 96);
+        run::<32>(&board, &[&ops], 96);
         for i in 0..10 {
             let (at, len) = (i * 6000, len as usize);
             assert!(to.bytes()[at..at + len] == from.bytes()[at..at + len]);
@@ -195,14 +211,13 @@ fn a_block_of_warps_copies_the_same() {
 fn steps_follow_each_other() {
     let mut memory = Fenced::new(PAGE);
     let start = memory.start();
-    let job = job();
+    let board = board();
     memory.bytes()[..8].copy_from_slice(&77u64.to_le_bytes());
     let chain: Vec<[Op; 1]> = (0..COPIES as u64)
         .map(|i| [(start + (i + 1) * 8, start + i * 8, 8)])
         .collect();
     let steps: Vec<&[Op]> = chain.iter().map(|s| &s[..]).collect();
-    let step = fill(&job, &steps);
-    run::<1>(&job, step, 4);
+    run::<1>(&board, &steps, 4);
     let last = &memory.bytes()[COPIES * 8..][..8];
     assert_eq!(last, 77u64.to_le_bytes());
 
@@ -216,10 +231,9 @@ fn steps_follow_each_other() {
         })
         .collect();
     let steps: Vec<&[Op]> = rows.iter().map(|s| &s[..]).collect();
-    let step = fill(&job, &steps);
     for threads in [1, 2, 5] {
         memory.bytes()[64..].fill(0);
-        run::<1>(&job, step, threads);
+        run::<1>(&board, &steps, threads);
         for row in 1..=30usize {
             for column in 0..8 {
                 let (from, to) = (column * 8, (row * 8 + (column + row) % 8) * 8);
@@ -250,17 +264,54 @@ fn a_step_says_what_it_is_in_a_word() {
 }
 
 #[test]
+fn a_post_says_what_it_is_in_two_words() {
+    let most = (1 << 52) - 1;
+    for number in [1, 255, 256, 1000, u64::MAX] {
+        for (dst, src, len) in [
+            (0, 0, 1),
+            (most, most, (1 << 15) - 1),
+            (0x7f12_3456_7890, 8, 4096),
+        ] {
+            let post = Post::copy(number, dst, src, len).unwrap();
+            assert_eq!(post.parse(), Posted::Copy { dst, src, len });
+            assert!(post.is(number) && !post.is(number.wrapping_sub(JOBS as u64)));
+        }
+        for (dst, src, len) in [
+            (most + 1, 0, 8),
+            (0, most + 1, 8),
+            (0, 0, 0),
+            (0, 0, 1 << 15),
+        ] {
+            assert_eq!(Post::copy(number, dst, src, len), None);
+        }
+        for step in [1, u64::MAX, CopyJob::step(1, 1, 0, true)] {
+            let post = Post::steps(number, step);
+            assert_eq!(post.parse(), Posted::Steps(step));
+            assert!(post.is(number) && !post.is(number.wrapping_add(1)));
+        }
+        let leave = Post::leave(number);
+        assert_eq!(leave.parse(), Posted::Leave);
+        assert!(leave.is(number));
+    }
+    // A place that nothing was posted in is nobody's.
+    for number in 1..1000 {
+        assert!(!Post([0, 0]).is(number));
+    }
+}
+
+#[test]
 fn a_job_that_was_taken_back_is_declined_and_not_begun() {
     let mut memory = Fenced::new(PAGE);
     let start = memory.start();
     pattern(memory.bytes());
     let before = memory.bytes().to_vec();
-    let job = job();
-    let step = fill(&job, &[&[(start, start + 1000, 500)]]);
-    job.cancelled.store(1, Ordering::Relaxed);
-    run::<1>(&job, step, 4);
-    assert_eq!(job.answer.load(Ordering::Acquire), answer::DECLINED);
-    assert_eq!(job.started.load(Ordering::Relaxed), 1);
+    let board = board();
+    let post = fill(&board, 5, &[&[(start, start + 1000, 500)]]);
+    board.cancelled.store(1, Ordering::Relaxed);
+    launch::<1>(&board, 5, post, CopyCall::times(u32::MAX, u32::MAX), 4);
+    assert_eq!(board.left.load(Ordering::Acquire), 5);
+    assert_eq!(board.done.load(Ordering::Relaxed), 0);
+    assert_eq!(board.started.load(Ordering::Relaxed), 1);
     assert!(memory.bytes() == before);
 }
 
@@ -269,24 +320,149 @@ fn a_job_that_was_taken_back_is_declined_and_not_begun() {
 fn kernel_and_host_never_both_do_the_work() {
     let mut memory = Fenced::new(PAGE);
     let start = memory.start();
-    let job = job();
+    let board = board();
     let (mut taken, mut done) = (0, 0);
     for round in 0..2000u64 {
         memory.bytes()[..8].copy_from_slice(&(round + 1).to_le_bytes());
-        let step = fill(&job, &[&[(start + 4096, start, 8)]]);
+        board.reset();
+        let number = round + 1;
+        let post = fill(&board, number, &[&[(start + 4096, start, 8)]]);
         let seen = std::thread::scope(|scope| {
-            scope.spawn(|| run::<1>(&job, step, 1));
+            scope.spawn(|| launch::<1>(&board, number, post, CopyCall::times(0, u32::MAX), 1));
             (0..round % 400 * 20).for_each(|_| std::hint::spin_loop());
-            job.cancelled.store(1, Ordering::Relaxed);
+            board.cancelled.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            job.started.load(Ordering::Relaxed)
+            board.started.load(Ordering::Relaxed)
         });
         let copied = memory.bytes()[4096..4104] == (round + 1).to_le_bytes();
-        let said = job.answer.load(Ordering::Acquire);
-        assert_eq!(copied, said == answer::DONE, "round {round}");
+        let did = board.done.load(Ordering::Acquire) == number;
+        assert_eq!(copied, did, "round {round}");
+        assert_eq!(
+            board.left.load(Ordering::Acquire),
+            number + u64::from(did),
+            "round {round}"
+        );
         assert!(seen == 1 || !copied, "round {round}: done twice");
         taken += u64::from(seen == 0);
         done += u64::from(copied);
     }
     println!("{taken} taken back, {done} done");
+}
+
+/// Eight jobs of all kinds, each of which reads what the one before wrote, by one launch; then it is told to leave.
+#[test]
+fn a_kernel_that_stays_does_what_is_posted_in_order() {
+    let mut memory = Fenced::new(PAGE);
+    let start = memory.start();
+    for threads in [1, 3] {
+        pattern(memory.bytes());
+        let want = memory.bytes()[..4096].to_vec();
+        let board = board();
+        let place = |n: u64| start + n * 4096;
+        let post = |number: u64| match number % 3 {
+            0 => Post::copy(number, place(number), place(number - 1), 4096).unwrap(),
+            1 => fill(
+                &board,
+                number,
+                &[&[(place(number), place(number - 1), 4096)]],
+            ),
+            _ => {
+                let half = |at| (place(number) + at, place(number - 1) + at, 2048);
+                fill(&board, number, &[&[half(0)], &[half(2048)]])
+            }
+        };
+        let (first, last) = (post(1), JOBS as u64);
+        std::thread::scope(|scope| {
+            let board = &board;
+            scope.spawn(move || {
+                launch::<1>(
+                    board,
+                    1,
+                    first,
+                    CopyCall::times(u32::MAX, u32::MAX),
+                    threads,
+                );
+            });
+            (2..=last).for_each(|number| board.post(number, post(number)));
+            until(|| board.done.load(Ordering::Acquire) == last);
+            assert_eq!(board.left.load(Ordering::Acquire), 0, "it stays");
+            board.post(last + 1, Post::leave(last + 1));
+        });
+        assert_eq!(board.left.load(Ordering::Acquire), last + 1);
+        assert_eq!(board.done.load(Ordering::Acquire), last);
+        assert!(memory.bytes()[last as usize * 4096..][..4096] == want);
+    }
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        assert!(since.elapsed() < Duration::from_secs(60));
+        std::hint::spin_loop();
+    }
+}
+
+/// Jobs posted around the moment at which the kernel leaves, and a life that ends among them: launched again by what it left, none is lost and none done twice.
+#[test]
+fn jobs_that_come_as_the_kernel_leaves_are_done_once() {
+    const ROUNDS: u64 = 3000;
+    let mut memory = Fenced::new(PAGE);
+    let start = memory.start();
+    let board = board();
+    memory.bytes().fill(0);
+    // Each job moves a counter's value on by a copy, and the host checks and bumps it: a job that ran twice or late would bring an old one.
+    let (mut launches, mut posted, mut at_life) = (0u64, 0, 0);
+    let word = |at: u64| std::ptr::with_exposed_provenance_mut::<u64>((start + at) as usize);
+    // SAFETY: inside the mapping; kernel and host take turns, by `done`.
+    let bump = |value: u64| unsafe { word(0).write_volatile(value) };
+    // SAFETY: as above.
+    let read = || unsafe { word(4096).read_volatile() };
+    std::thread::scope(|scope| {
+        let mut there = None;
+        let start_kernel = |number, post| {
+            board.reset();
+            // 20 us since the last job, 2 ms in all.
+            let times = CopyCall::times(20_000, 2_000_000);
+            let board = &board;
+            scope.spawn(move || launch::<1>(board, number, post, times, 1))
+        };
+        for number in 1..=ROUNDS {
+            (0..number % 97 * 40).for_each(|_| std::hint::spin_loop());
+            bump(number);
+            let post = match number % 2 {
+                0 => Post::copy(number, start + 4096, start, 8).unwrap(),
+                _ => fill(&board, number, &[&[(start + 4096, start, 8)]]),
+            };
+            board.post(number, post);
+            match there {
+                Some(_) => posted += 1,
+                None => {
+                    launches += 1;
+                    there = Some(start_kernel(number, post));
+                }
+            }
+            until(|| {
+                if board.done.load(Ordering::Acquire) == number {
+                    return true;
+                }
+                let left = board.left.load(Ordering::Acquire);
+                if left != 0 && board.done.load(Ordering::Acquire) != number {
+                    assert_eq!(left, number, "it left another job than the next");
+                    at_life += 1;
+                    posted -= 1;
+                    launches += 1;
+                    there = Some(start_kernel(number, post));
+                }
+                false
+            });
+            assert_eq!(read(), number);
+            if board.left.load(Ordering::Acquire) != 0 {
+                there = None;
+            }
+        }
+    });
+    assert_eq!(launches + posted, ROUNDS);
+    println!(
+        "{launches} launches, {at_life} of them for a job that came as the kernel left; {posted} jobs posted"
+    );
 }

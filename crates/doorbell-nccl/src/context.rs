@@ -426,13 +426,14 @@ impl Contexts {
             // Copies a batch is what speed comes from.
             let stats = copier.stats();
             log::info(format_args!(
-                "rank {}: this GPU's copies: {} by the copy engine in {} batches, {} within the GPU by way of host memory; {} by a kernel in {} launches, {} of which were taken back",
+                "rank {}: this GPU's copies: {} by the copy engine in {} batches, {} within the GPU by way of host memory; {} by a kernel in {} launches and {} jobs for one that was still there, {} of which were taken back",
                 self.comm.rank,
                 stats.copies - stats.kernel_copies.min(stats.copies),
                 stats.batches,
                 stats.via_host,
                 stats.kernel_copies,
-                stats.kernel_batches,
+                stats.kernel_batches - stats.posted.min(stats.kernel_batches),
+                stats.posted,
                 stats.taken_back
             ));
         }

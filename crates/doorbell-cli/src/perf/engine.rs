@@ -17,15 +17,17 @@ pub(crate) fn copies(device: &Device) -> CopierStats {
 pub(crate) fn copies_since(device: &Device, before: CopierStats) -> Option<String> {
     let now = copies(device);
     let kernel = now.kernel_copies - before.kernel_copies;
+    let posted = now.posted.saturating_sub(before.posted);
     // Counted when they are submitted: some may have been on their way before.
     let engine = (now.copies - before.copies).saturating_sub(kernel);
     (engine + kernel > 0).then(|| {
         format!(
-            "GPU copies: {} by the copy engine in {} batches, {} by a kernel in {} launches ({} taken back)",
+            "GPU copies: {} by the copy engine in {} batches, {} by a kernel in {} launches and {} jobs for one that was still there ({} taken back)",
             units::grouped(engine),
             units::grouped(now.batches - before.batches),
             units::grouped(kernel),
-            units::grouped(now.kernel_batches - before.kernel_batches),
+            units::grouped((now.kernel_batches - before.kernel_batches).saturating_sub(posted)),
+            units::grouped(posted),
             units::grouped(now.taken_back - before.taken_back),
         )
     })

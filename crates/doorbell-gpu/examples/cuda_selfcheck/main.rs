@@ -10,6 +10,7 @@ mod memory;
 mod process;
 mod raw;
 mod small;
+mod staying;
 
 use std::process::exit;
 use std::sync::{Arc, Mutex};
@@ -40,6 +41,9 @@ const CHECKS: &[Check] = &[
     ("small-copies-steps", small::steps),
     ("small-copies-beside-kernels", small::beside_kernels),
     ("small-copies-rates", small::rates),
+    ("small-copies-staying", staying::bytes),
+    ("small-copies-synchronize", staying::synchronize),
+    ("small-copies-staying-rates", staying::rates),
     ("blocking-calls", coexist::blocking_calls),
     ("context", coexist::context),
     ("capture", coexist::capture),

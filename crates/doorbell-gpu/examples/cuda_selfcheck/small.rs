@@ -8,9 +8,9 @@ use crate::copies::trips;
 use crate::{LONG, Outcome, Spin, ensure};
 
 /// Memory, and where in it.
-type End<'a> = (&'a Buffer, usize);
+pub(crate) type End<'a> = (&'a Buffer, usize);
 
-type Failure = Box<dyn std::error::Error>;
+pub(crate) type Failure = Box<dyn std::error::Error>;
 
 /// Bytes of each buffer.
 const LEN: usize = 1 << 20;
@@ -21,8 +21,8 @@ const LONG_ONES: usize = 24;
 const WORDS: usize = 220;
 
 /// The ends of copies. `peer` is memory of the second GPU, opened for the first as another process's would be.
-struct Ends {
-    copier: Copier,
+pub(crate) struct Ends {
+    pub(crate) copier: Copier,
     host: Buffer,
     back: Buffer,
     device: Buffer,
@@ -32,7 +32,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(gpu: &Gpu) -> Result<Self, Failure> {
+    pub(crate) fn new(gpu: &Gpu) -> Result<Self, Failure> {
         let other = (gpu.info().ordinal.unwrap_or(0) + 1) % gpu.info().visible.max(1);
         let owner = (gpu.info().visible > 1)
             .then(|| {
@@ -54,8 +54,16 @@ impl Ends {
         })
     }
 
+    pub(crate) fn host(&self) -> &Buffer {
+        &self.host
+    }
+
+    pub(crate) fn device(&self) -> &Buffer {
+        &self.device
+    }
+
     /// Name, destination with its offset, source with its offset.
-    fn ways(&self) -> Vec<(&'static str, End<'_>, End<'_>)> {
+    pub(crate) fn ways(&self) -> Vec<(&'static str, End<'_>, End<'_>)> {
         let (host, back, device) = ((&self.host, 0), (&self.back, 0), (&self.device, 0));
         let mut ways = vec![
             ("host to GPU", device, host),
@@ -71,7 +79,7 @@ impl Ends {
     }
 
     /// Submits copies that the kernel may make.
-    fn submit(&self, ops: &[CopyOp], steps: &[usize]) -> Result<u64, Failure> {
+    pub(crate) fn submit(&self, ops: &[CopyOp], steps: &[usize]) -> Result<u64, Failure> {
         // SAFETY: the checks keep the buffers until their copies have ended.
         Ok(unsafe { self.copier.submit_in_steps(ops, steps) }?)
     }

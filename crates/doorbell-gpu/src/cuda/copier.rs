@@ -3,7 +3,7 @@
 //! One stream of the best priority, made before any kernel runs; batches where the driver has them; an event a batch.
 //! What would block is kept back in a queue of our own, so that `submit` and `poll` return at once.
 //!
-//! Many small copies go to a kernel instead ([`Lane`]). One of the two ways is in use at a time: what is to go the other waits in the queue
+//! Many small copies, and single ones that follow each other closely, go to a kernel instead ([`Lane`]). One of the two ways is in use at a time: what is to go the other waits in the queue
 //! until everything under way has ended, so that the order of tickets never depends on two streams.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use super::context::{Context, Current};
 use super::engine::Engine;
 use super::lane::{Ended, Lane};
 use super::memory::Memory;
-use super::policy::Policy;
+use super::policy::{Habit, Policy};
 use super::ranges::{Near, Place, Ranges};
 use super::segment::{Plan, Segment, Way};
 use super::types::*;
@@ -40,6 +40,8 @@ mod small {
     pub(super) const MEAN: u64 = 2 << 10;
     /// The same if some are within one GPU.
     pub(super) const MEAN_WITHIN: u64 = 4 << 10;
+    /// Up to so many bytes in all where a kernel is there.
+    pub(super) const FEW: u64 = 16 << 10;
     /// Up to so many bytes in all, where the kernel is wanted wherever it may be.
     pub(super) const MOST: u64 = 256 << 10;
 }
@@ -73,6 +75,7 @@ pub(crate) struct CudaCopier {
 
 struct State {
     lane: Option<Lane>,
+    habit: Habit,
     engine: Engine,
     next: u64,
     ranges: Ranges,
@@ -116,6 +119,7 @@ impl CudaCopier {
             policy,
             state: Mutex::new(State {
                 lane: None,
+                habit: Habit::default(),
                 engine: Engine::new(current)?,
                 next: 1,
                 ranges: Ranges::default(),
@@ -151,12 +155,18 @@ impl CudaCopier {
         self.lock().ranges.clear();
     }
 
-    /// Loads the kernel for small copies, if it is wanted. An error: there will be none.
-    pub(crate) fn open_lane(&self, current: &Current<'_>) -> Result<()> {
+    /// Loads the kernel for small copies, if it is wanted, which stays as long as the variable says. An error: there will be none.
+    pub(crate) fn open_lane(&self, current: &Current<'_>, stay: Duration) -> Result<()> {
         if self.policy != Policy::Engine {
-            self.lock().lane = Some(Lane::new(&self.context, current)?);
+            self.lock().lane = Some(Lane::new(&self.context, current, stay)?);
         }
         Ok(())
+    }
+
+    pub(crate) fn set_stay(&self, stay: Duration) {
+        if let Some(lane) = &mut self.lock().lane {
+            lane.set_stay(stay);
+        }
     }
 
     /// Another process's memory was opened for this GPU's kernels.
@@ -179,7 +189,12 @@ impl CudaCopier {
     }
 
     pub(crate) fn stats(&self) -> CopierStats {
-        self.lock().stats
+        let state = self.lock();
+        let posted = state.lane.as_ref().map_or(0, Lane::posted);
+        CopierStats {
+            posted,
+            ..state.stats
+        }
     }
 
     /// # Safety
@@ -235,6 +250,7 @@ impl CudaCopier {
             within,
             ranges,
             lane,
+            habit,
             ..
         } = state;
         within.clear();
@@ -261,10 +277,23 @@ impl CudaCopier {
             apart &= op.src.abs_diff(op.dst) >= op.len;
         }
         let count = ops.len() as u64;
-        let (least, most) = match self.policy {
-            Policy::Kernel => (1, small::MOST),
-            _ if within.contains(&true) => (1, small::MEAN_WITHIN * count),
-            _ => (small::COUNT, small::MEAN * count),
+        let within = within.contains(&true);
+        let most = match (self.policy, within) {
+            (Policy::Kernel, _) => small::MOST,
+            (_, true) => small::MEAN_WITHIN * count,
+            (_, false) => small::MEAN * count,
+        };
+        // One that is there, or will be wanted again soon, moves a few larger ones sooner than the engine begins.
+        let (is_there, stay) = match lane {
+            Some(lane) => (lane.is_there(), lane.stay()),
+            None => (false, Duration::ZERO),
+        };
+        let few = how == How::Any && apart && (1..=most.max(small::FEW)).contains(&bytes);
+        let there = few && habit.goes_on(now, stay) || is_there;
+        let (least, most) = match there {
+            true => (1, most.max(small::FEW)),
+            false if within || self.policy == Policy::Kernel => (1, most),
+            false => (small::COUNT, most),
         };
         let wanted = how == How::Any && apart && ops.len() >= least && (1..=most).contains(&bytes);
         let mut reached = |op: &CopyOp| {
@@ -337,7 +366,7 @@ impl CudaCopier {
         }
     }
 
-    /// Launches the kernel for a piece, or turns it into pieces for the engine; `false`: there is no room, and it waits.
+    /// Gives a piece to the kernel, or turns it into pieces for the engine; `false`: there is no room, and it waits.
     fn launch(&self, state: &mut State, current: &Current<'_>, segment: Segment) -> bool {
         let now = Instant::now();
         let is_on = state.lane.as_mut().is_some_and(|lane| lane.is_on(now));
@@ -351,7 +380,7 @@ impl CudaCopier {
         }
         let copies = segment.len() as u64;
         // SAFETY: this GPU's kernels are known to reach the ranges, and the submitter promised them until the ticket has ended.
-        match unsafe { lane.launch(current, segment) } {
+        match unsafe { lane.submit(current, segment) } {
             Ok(()) => {
                 state.stats.kernel_batches += 1;
                 state.stats.kernel_copies += copies;

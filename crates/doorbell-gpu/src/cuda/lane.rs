@@ -1,9 +1,12 @@
-//! The copier's second way: one launch of a kernel that carries out many small copies.
+//! The copier's second way: a kernel that carries out small copies, many a launch, and stays a moment for more.
 //!
-//! A copy of the driver's costs a microsecond or two each; a kernel moves hundreds in the ten microseconds that a launch takes. But a kernel
-//! needs room on a multiprocessor, and those that fill the GPU may be waiting for these very copies. So a launch that has not started in
-//! [`START`] is taken back ([`doorbell_device::claim`] says why that is safe), its copies go to the copy engine, and no kernel is
-//! launched again before all that were taken back have answered, nor for a while, which grows with every time.
+//! A copy of the driver's costs a microsecond or two each, and ten when it is alone; a kernel moves hundreds in the ten microseconds that a launch takes, and one
+//! that is there takes four to see a job and do it ([`doorbell_kernels::board`]). So while it stays jobs are posted to it, and when it has left the next is a launch.
+//!
+//! But a kernel needs room on a multiprocessor, and those that fill the GPU may be waiting for these very copies. So a launch that has not started in
+//! [`START`] is taken back ([`doorbell_device::claim`] says why that is safe), its job's copies and those of the jobs posted behind it go to the copy engine, and no kernel is
+//! launched again before it has answered, nor for a while, which grows with every time. And others may be waiting for all kernels of the GPU to end: so it stays only
+//! [a moment](STAY), and leaves at the end of its [life](LIFE) however much there is to do.
 //!
 //! Launches have a stream of their own: copies behind a launch that does not start would never begin. Which of the two ways is under way at a time
 //! is the copier's affair.
@@ -14,7 +17,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use doorbell_kernels::params::{CopyJob, answer};
+use doorbell_kernels::board::{CopyBoard, CopyCall, CopyJob, JOBS, Post};
 
 use super::context::{Context, Current, Identity};
 use super::memory::Memory;
@@ -23,48 +26,67 @@ use super::segment::Segment;
 use super::types::*;
 use crate::{GpuError, Result};
 
-/// Launches at a time that have not answered: enough that the next is queued while one runs.
-const JOBS: usize = 8;
 /// What a launch gets to start in: many times what it takes where there is room.
 const START: Duration = Duration::from_micros(200);
-/// The pause after launches were taken back; doubled each time that it happens again, up to the second.
+/// The pause after a launch was taken back; doubled each time that it happens again, up to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
-/// How often a launch that runs and does not answer makes us look whether its context is lost.
+/// How often a kernel that runs and does not answer makes us look whether its context is lost.
 const SUSPECT: Duration = Duration::from_millis(10);
 /// So many calls in a row that took [`START`] or longer are no accident of the scheduler's: a tool in this process, of which no variable tells
 /// (a profiler by CUPTI), lets launches wait for kernels, and those may wait for our copies.
 const SLOW: u32 = 4;
-/// Most threads that copy: one block, so that little room is needed.
-const THREADS: u32 = 256;
+/// Threads of the one block: those that copy, and a warp beside them.
+const THREADS: u32 = 256 + 32;
+/// How long the kernel stays after a job, where nobody says otherwise.
+pub(super) const STAY: Duration = Duration::from_micros(50);
+/// How long it is there at most, if it is not to stay longer than that.
+const LIFE: Duration = Duration::from_millis(1);
 
-/// Launches of the copies' kernel.
+/// The copies' kernel: one launch at a time.
 pub(super) struct Lane {
     kernel: CudaKernel,
     stream: CuStream,
     /// For looking whether the context is lost.
     event: CuEvent,
-    jobs: Memory,
-    free: Vec<usize>,
-    flying: VecDeque<Launch>,
-    /// Since when the oldest could have started.
+    board: Memory,
+    stay: Duration,
+    /// Number of the next job.
+    next: u64,
+    /// Jobs that have not been seen to be done, oldest first: consecutive numbers.
+    flying: VecDeque<Job>,
+    /// The launch that has not been seen to have left.
+    launch: Option<Launch>,
+    /// Since when the oldest job could have been done.
     front_since: Instant,
     suspected: Instant,
-    /// Jobs that were taken back and have not answered: their kernels wait to start still.
-    owed: Vec<usize>,
     off_until: Option<Instant>,
     pause: Duration,
     /// Calls up to now, one after another, that took long.
     slow: u32,
+    /// Jobs that a kernel did which was there.
+    posted: u64,
+    /// It was told to leave.
+    closing: bool,
     /// The driver refused a launch, or lets them wait: there will be no other.
     refused: bool,
 }
 
-struct Launch {
-    job: usize,
+struct Job {
+    number: u64,
     segment: Segment,
+    /// It needed no launch so far.
+    posted: bool,
 }
 
-/// What has become of the launches.
+#[derive(Clone, Copy)]
+struct Launch {
+    /// When it could start.
+    since: Instant,
+    /// The word that takes it back is set: if it has not started, it will do nothing.
+    taking_back: bool,
+}
+
+/// What has become of the jobs.
 pub(super) enum Ended {
     /// The oldest: all its copies were made.
     Done(Segment),
@@ -92,34 +114,54 @@ fn kernel(context: &Arc<Context>) -> Result<CudaKernel> {
 
 impl Lane {
     /// Loads the kernel, now: a load later would wait for running kernels.
-    pub(super) fn new(context: &Arc<Context>, current: &Current<'_>) -> Result<Self> {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        current: &Current<'_>,
+        stay: Duration,
+    ) -> Result<Self> {
         let kernel = kernel(context)?;
         let now = Instant::now();
         Ok(Self {
             kernel,
             stream: current.new_stream(current.best_priority())?,
             event: current.new_event(EVENT_DISABLE_TIMING)?,
-            jobs: Memory::pinned(context, JOBS * size_of::<CopyJob>())?,
-            free: (0..JOBS).rev().collect(),
+            board: Memory::pinned(context, size_of::<CopyBoard>())?,
+            stay,
+            next: 1,
             flying: VecDeque::new(),
+            launch: None,
             front_since: now,
             suspected: now,
-            owed: Vec::new(),
             off_until: None,
             pause: PAUSE.0,
             slow: 0,
+            posted: 0,
+            closing: false,
             refused: false,
         })
     }
 
-    fn job(&self, index: usize) -> &CopyJob {
-        let jobs: *const CopyJob = self
-            .jobs
+    fn board(&self) -> &CopyBoard {
+        let board: *const CopyBoard = self
+            .board
             .host()
             .map_or(std::ptr::null(), |p| p.as_ptr().cast_const().cast());
-        // SAFETY: pinned memory has a host address, aligned to pages; it holds as many jobs as there are indexes, zeroed when it was made, and
-        // lives as long as `self`. All of a job is atomics.
-        unsafe { &*jobs.add(index) }
+        // SAFETY: pinned memory has a host address, aligned to pages; it holds a board, zeroed when it was made, and lives as long as `self`. All of
+        // a board is atomics.
+        unsafe { &*board }
+    }
+
+    /// How long the kernel stays; zero: it leaves when there is nothing more to do.
+    pub(super) fn stay(&self) -> Duration {
+        self.stay
+    }
+
+    pub(super) fn set_stay(&mut self, stay: Duration) {
+        self.stay = stay;
+    }
+
+    pub(super) fn posted(&self) -> u64 {
+        self.posted
     }
 
     /// Is something under way that may be doing copies?
@@ -127,19 +169,25 @@ impl Lane {
         !self.flying.is_empty()
     }
 
-    /// Are the words that take launches back set? Then all under way have theirs, since no other is launched, and those that have not started will do
-    /// nothing.
-    fn is_taking_back(&self) -> bool {
-        let taken = |launch: &Launch| self.job(launch.job).cancelled.load(Ordering::Relaxed) != 0;
-        self.flying.front().is_some_and(taken)
+    /// Has the launch left, or is there none? Behind this all that it did is in `done`.
+    fn has_left(&self) -> bool {
+        self.launch.is_none() || self.board().left.load(Ordering::Acquire) != 0
     }
 
-    /// Is it of use at present? Not while launches that were taken back wait to start, nor soon after.
+    /// Is a kernel there, or about to be, that sees what is posted?
+    pub(super) fn is_there(&self) -> bool {
+        let taking_back = self.launch.is_some_and(|launch| launch.taking_back);
+        !taking_back && !self.closing && !self.has_left()
+    }
+
+    /// Is it of use at present? Not while a launch that was taken back waits to start, nor soon after.
     pub(super) fn is_on(&mut self, now: Instant) -> bool {
-        self.reclaim_owed();
+        if self.flying.is_empty() && self.has_left() {
+            self.launch = None;
+        }
         if self.refused
-            || self.is_taking_back()
-            || !self.owed.is_empty()
+            || self.closing
+            || self.launch.is_some_and(|launch| launch.taking_back)
             || self.off_until.is_some_and(|t| now < t)
         {
             return false;
@@ -148,23 +196,8 @@ impl Lane {
         true
     }
 
-    /// Takes a job back that has answered.
-    fn reclaim(&mut self, job: usize) -> bool {
-        let answered = self.job(job).answer.load(Ordering::Acquire) != answer::NONE;
-        if answered {
-            self.free.push(job);
-        }
-        answered
-    }
-
-    fn reclaim_owed(&mut self) {
-        let mut owed = std::mem::take(&mut self.owed);
-        owed.retain(|&job| !self.reclaim(job));
-        self.owed = owed;
-    }
-
     pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+        self.flying.len() < JOBS
     }
 
     /// The oldest ticket under way, and when it was submitted.
@@ -173,29 +206,58 @@ impl Lane {
         Some((front.segment.ticket, front.segment.born))
     }
 
-    /// Launches the kernel for a piece of one copy or more; gives the piece back if the driver refuses. There is room, and the lane is on.
+    /// Has the kernel do a piece of one copy or more: the one that is there, or a launch. Gives the piece back if the driver refuses. There is room, and the lane is on.
     ///
     /// # Safety
     /// The GPU can load from and store to all ranges of the piece until it has ended.
-    pub(super) unsafe fn launch(
+    pub(super) unsafe fn submit(
         &mut self,
         current: &Current<'_>,
         segment: Segment,
     ) -> std::result::Result<(), Box<(Segment, GpuError)>> {
-        let Some(index) = self.free.pop() else {
-            return Ok(());
-        };
-        let (job, mut threads) = (self.job(index), 1);
-        job.reset();
-        for i in 0..segment.len() {
-            job.set(i, segment.dst[i], segment.src[i], segment.size[i] as u64);
+        let number = self.next;
+        self.next += 1;
+        let post = self.fill(number, &segment);
+        self.board().post(number, post);
+        if self.flying.is_empty() {
+            self.front_since = Instant::now();
+        }
+        self.posted += 1;
+        self.flying.push_back(Job {
+            number,
+            segment,
+            posted: true,
+        });
+        match self.attend(current) {
+            Ok(()) => Ok(()),
+            Err(error) => match self.flying.pop_back() {
+                // Those before it are taken back when they are asked for.
+                Some(job) => {
+                    self.posted -= u64::from(job.posted);
+                    Err(Box::new((job.segment, error)))
+                }
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Writes what the kernel is to do; returns what it is to see.
+    fn fill(&self, number: u64, segment: &Segment) -> Post {
+        let (dst, src, size) = (&segment.dst, &segment.src, &segment.size);
+        if let [len] = size[..]
+            && let Some(post) = Post::copy(number, dst[0], src[0], len as u64)
+        {
+            return post;
+        }
+        let job = &self.board().jobs[CopyBoard::place(number)];
+        for (i, &len) in size.iter().enumerate() {
+            job.set(i, dst[i], src[i], len as u64);
         }
         let mut first = None;
         for (step, word) in segment.steps().zip(&job.steps) {
-            let sizes = &segment.size[step.clone()];
+            let sizes = &size[step.clone()];
             let longest = sizes.iter().copied().max().unwrap_or(0);
             let lanes = CopyJob::lanes_for(longest as u64);
-            threads = threads.max(lanes.saturating_mul(step.len() as u32));
             let alike = sizes.iter().all(|&size| size == longest);
             let len = u32::try_from(longest)
                 .ok()
@@ -205,26 +267,47 @@ impl Lane {
             word.store(value, Ordering::Relaxed);
             first.get_or_insert(value);
         }
-        // One warp beside those that copy.
-        let threads = threads.next_multiple_of(32).min(THREADS) + 32;
-        let offset = index * size_of::<CopyJob>();
-        let (mut job, mut first) = (self.jobs.addr() + offset as u64, first.unwrap_or(0));
-        let mut arguments = [
-            std::ptr::from_mut(&mut job).cast::<c_void>(),
-            std::ptr::from_mut(&mut first).cast(),
-        ];
+        Post::steps(number, first.unwrap_or(0))
+    }
+
+    /// Sees to it that a kernel is there, or coming, for the jobs that have not been done.
+    fn attend(&mut self, current: &Current<'_>) -> Result<()> {
+        if !self.has_left() {
+            return Ok(());
+        }
+        self.launch = None;
+        let done = self.board().done.load(Ordering::Acquire);
+        let Some(job) = self.flying.iter_mut().find(|job| job.number > done) else {
+            return Ok(());
+        };
+        let number = job.number;
+        if std::mem::take(&mut job.posted) {
+            self.posted -= 1;
+        }
+        self.launch(current, number)
+    }
+
+    /// Launches the kernel with job `number` as its first. None is there.
+    fn launch(&mut self, current: &Current<'_>, number: u64) -> Result<()> {
+        self.board().reset();
+        let Post([mut first, mut last]) = self.board().posted(number);
+        let ns = |time: Duration| u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
+        let (mut board, mut number) = (self.board.addr(), number);
+        let mut times = CopyCall::times(ns(self.stay), ns(self.stay.max(LIFE)));
+        let mut arguments = [&mut board, &mut number, &mut first, &mut last, &mut times]
+            .map(|word| std::ptr::from_mut(word).cast::<c_void>());
         // What the kernel reads was written before it can start: a full fence, and then the driver's own write to the device.
         fence(Ordering::SeqCst);
         let called = Instant::now();
-        // SAFETY: the kernel takes two 8-byte arguments, which the driver copies before it returns; the job stays as it is until the kernel
-        // has answered, and the ranges are the caller's promise.
+        // SAFETY: the kernel takes five 8-byte arguments, which the driver copies before it returns; the board stays until the kernel has left, its jobs as they are until they
+        // are done, and their ranges are the promise of who submitted them.
         let code = unsafe {
             (current.cuLaunchKernel)(
                 self.kernel.function,
                 1,
                 1,
                 1,
-                threads,
+                THREADS,
                 1,
                 1,
                 0,
@@ -233,11 +316,15 @@ impl Lane {
                 std::ptr::null_mut(),
             )
         };
-        let what = || format!("{} small copies", segment.len());
+        let what = || {
+            format!(
+                "{} small copies",
+                self.flying.front().map_or(0, |job| job.segment.len())
+            )
+        };
         if let Err(error) = current.check("cuLaunchKernel", code, what) {
-            self.free.push(index);
             self.refused = true;
-            return Err(Box::new((segment, error)));
+            return Err(error);
         }
         let now = Instant::now();
         let took = now.saturating_duration_since(called);
@@ -249,11 +336,10 @@ impl Lane {
                 "launches wait, for kernels it seems (a profiler?): small copies are left to the copy engine from now on"
             );
         }
-        if self.flying.is_empty() {
-            self.front_since = now;
-        }
-        let job = index;
-        self.flying.push_back(Launch { job, segment });
+        self.launch = Some(Launch {
+            since: now,
+            taking_back: false,
+        });
         Ok(())
     }
 
@@ -262,36 +348,51 @@ impl Lane {
         let Some(front) = self.flying.front() else {
             return Ok(None);
         };
-        let (job, mut taking_back) = (self.job(front.job), self.is_taking_back());
-        match job.answer.load(Ordering::Acquire) {
-            answer::NONE => {}
-            answer::DECLINED => return Ok(Some(self.take_back(now))),
-            _ => {
-                self.front_since = now;
-                if !taking_back {
-                    self.pause = PAUSE.0;
-                }
-                let done = self.flying.pop_front().map(|launch| {
-                    self.free.push(launch.job);
-                    Ended::Done(launch.segment)
+        let number = front.number;
+        // In this order: a kernel that has left has done all that it ever will.
+        let left = self.has_left();
+        if self.board().done.load(Ordering::Acquire) >= number {
+            self.front_since = now;
+            match &mut self.launch {
+                // It has started after all.
+                Some(launch) if launch.taking_back => launch.taking_back = false,
+                _ => self.pause = PAUSE.0,
+            }
+            let done = self.flying.pop_front();
+            return Ok(done.map(|job| Ended::Done(job.segment)));
+        }
+        let taking_back = self.launch.is_some_and(|launch| launch.taking_back);
+        if left {
+            if taking_back || self.refused {
+                self.launch = None;
+                return Ok(Some(self.take_back(now)));
+            }
+            // It left as the job came, or at the end of its life.
+            return match self.attend(current) {
+                Ok(()) => Ok(None),
+                Err(_) => Ok(Some(self.take_back(now))),
+            };
+        }
+        let has_started = || self.board().started.load(Ordering::Relaxed) != 0;
+        if let Some(launch) = self.launch
+            && !has_started()
+        {
+            let late = now.saturating_duration_since(launch.since) >= START;
+            if late && !launch.taking_back {
+                self.board().cancelled.store(1, Ordering::Release);
+                fence(Ordering::SeqCst);
+                // Looked at behind that fence: it will do nothing, whenever it starts.
+                let has_started = has_started();
+                self.launch = Some(Launch {
+                    taking_back: true,
+                    ..launch
                 });
-                return Ok(done);
+                if !has_started {
+                    return Ok(Some(self.take_back(now)));
+                }
             }
         }
         let waited = now.saturating_duration_since(self.front_since);
-        let has_started = || job.started.load(Ordering::Relaxed) != 0;
-        if !taking_back && waited >= START && !has_started() {
-            // The newest first: launches run one after another, so when one sees its word those behind it see theirs.
-            for launch in self.flying.iter().rev() {
-                self.job(launch.job).cancelled.store(1, Ordering::Release);
-            }
-            fence(Ordering::SeqCst);
-            taking_back = true;
-        }
-        // Looked at behind that fence: it will do nothing, whenever it starts.
-        if taking_back && !has_started() {
-            return Ok(Some(self.take_back(now)));
-        }
         if waited >= SUSPECT && now.saturating_duration_since(self.suspected) >= SUSPECT {
             self.suspected = now;
             // It tells of the context, and never waits.
@@ -301,30 +402,33 @@ impl Lane {
         Ok(None)
     }
 
-    /// The oldest launch does nothing, so none behind it does.
+    /// No job under way was begun, nor will be.
     fn take_back(&mut self, now: Instant) -> Ended {
         self.off_until = Some(now + self.pause);
         self.pause = (self.pause * 2).min(PAUSE.1);
-        let mut segments = Vec::with_capacity(self.flying.len());
-        for launch in std::mem::take(&mut self.flying) {
-            if !self.reclaim(launch.job) {
-                self.owed.push(launch.job);
-            }
-            segments.push(launch.segment);
-        }
-        Ended::TakenBack(segments)
+        let jobs = std::mem::take(&mut self.flying).into_iter();
+        Ended::TakenBack(jobs.map(|job| job.segment).collect())
     }
 
-    /// Has every launch answered, also those that were taken back?
+    /// Has every launch ended? Tells the one that is there to leave, and there will be no other.
     pub(super) fn is_quiet(&mut self) -> bool {
-        self.reclaim_owed();
-        self.owed.is_empty() && !self.is_busy()
+        if self.is_busy() {
+            return false;
+        }
+        if self.has_left() {
+            self.launch = None;
+            return true;
+        }
+        if !std::mem::replace(&mut self.closing, true) {
+            self.board().post(self.next, Post::leave(self.next));
+        }
+        false
     }
 
     /// Gives everything back but the kernel. It [is quiet](Lane::is_quiet).
     pub(super) fn destroy(self, current: &Current<'_>) {
         current.destroy_event(self.event);
         current.destroy_stream(self.stream);
-        self.jobs.free(current);
+        self.board.free(current);
     }
 }

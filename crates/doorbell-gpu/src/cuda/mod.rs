@@ -88,6 +88,8 @@ impl CudaGpu {
         let current = context.enter()?;
         let (policy, note) = Policy::of_environment()?;
         info.notes.extend(note);
+        let (stay, note) = policy::stay_of_environment()?;
+        info.notes.extend(note.filter(|_| policy != Policy::Engine));
         // First of all the copier: the earlier a stream, the likelier it has a channel of its own.
         let copier = CudaCopier::new(&context, &current, policy)?;
         let memops = MemOps::new(&context, &current)?;
@@ -95,7 +97,7 @@ impl CudaGpu {
             "" => OnceLock::new(),
             _ => OnceLock::from(Slots::new(&context, &current)?),
         };
-        match copier.open_lane(&current) {
+        match copier.open_lane(&current, stay) {
             Ok(()) => info.can.kernel_copies = policy != Policy::Engine,
             // An older driver, mostly: the copies are made all the same.
             Err(error) => info.notes.push(format!(

@@ -1,10 +1,17 @@
-//! Who copies: the copy engine alone, or a kernel too. Decided once, when a GPU is opened; only launches that
-//! turn out to wait, under a profiler in the process, change it afterwards ([`super::lane`]).
+//! Who copies: the copy engine alone, or a kernel too, and how long that stays for more. Decided once, when a GPU is opened; only launches that
+//! turn out to wait, under a profiler in the process, change it afterwards ([`super::lane`]). And when single copies are worth a launch.
 
+use std::time::{Duration, Instant};
+
+use super::lane;
 use crate::{GpuError, Result};
 
 /// The variable that says it.
 const VARIABLE: &str = "DOORBELL_GPU_COPIES";
+/// How long the kernel stays for more, in microseconds.
+const STAY: &str = "DOORBELL_GPU_COPIES_STAY";
+/// The most that it may be.
+const LONGEST: u64 = 1_000_000;
 
 /// What the variable says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +65,57 @@ impl Policy {
     }
 }
 
+/// How long the kernel stays after a job, with a sentence about it if it is not what one would expect.
+pub(crate) fn stay_of_environment() -> Result<(Duration, Option<String>)> {
+    stay(|name| std::env::var(name).ok())
+}
+
+fn stay(var: impl Fn(&str) -> Option<String>) -> Result<(Duration, Option<String>)> {
+    let value = var(STAY).unwrap_or_default();
+    let text = value.trim();
+    if text.is_empty() {
+        return Ok((lane::STAY, None));
+    }
+    match text.parse() {
+        Ok(us @ 0..=LONGEST) => {
+            let note = match us {
+                0 => format!("{STAY}=0: the kernel for small copies leaves at once"),
+                us => format!("{STAY}={us}: the kernel for small copies stays {us} us for more"),
+            };
+            Ok((Duration::from_micros(us), Some(note)))
+        }
+        _ => Err(GpuError::BadSetting {
+            name: STAY,
+            value,
+            known: "microseconds from 0, at once, to 1000000",
+        }),
+    }
+}
+
+/// Whether small copies come so closely that a kernel which stays would be there for the next.
+#[derive(Debug, Default)]
+pub(crate) struct Habit {
+    last: Option<Instant>,
+    /// How many came in time, one after another.
+    in_time: u32,
+}
+
+impl Habit {
+    /// So many that came in time make a habit.
+    const ENOUGH: u32 = 2;
+
+    /// Small copies come now: is it a habit? A kernel would have stayed for `stay`.
+    pub(crate) fn goes_on(&mut self, now: Instant, stay: Duration) -> bool {
+        let in_time = |last| now.saturating_duration_since(last) < stay;
+        self.in_time = match self.last.is_some_and(in_time) {
+            true => self.in_time.saturating_add(1),
+            false => 0,
+        };
+        self.last = Some(now);
+        self.in_time >= Self::ENOUGH
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +152,46 @@ mod tests {
             error.contains("DOORBELL_GPU_COPIES") && error.contains("gpu"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_stay_is_microseconds_up_to_a_second() {
+        let of =
+            |value: Option<&str>| stay(|name| value.filter(|_| name == STAY).map(str::to_owned));
+        assert_eq!(of(None).unwrap(), (lane::STAY, None));
+        assert_eq!(of(Some(" ")).unwrap(), (lane::STAY, None));
+        for (text, us) in [("0", 0), (" 120 ", 120), ("1000000", 1_000_000)] {
+            let (stay, note) = of(Some(text)).unwrap();
+            assert_eq!(stay, Duration::from_micros(us));
+            assert!(note.unwrap().contains(STAY));
+        }
+        for text in ["-1", "1000001", "50us", "5.5", "off"] {
+            let error = of(Some(text)).unwrap_err().to_string();
+            assert!(error.contains(STAY) && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn three_in_a_row_are_a_habit() {
+        let (mut habit, start) = (Habit::default(), Instant::now());
+        let stay = Duration::from_micros(50);
+        for (us, goes_on) in [
+            (0, false),
+            (40, false),
+            (80, true),
+            (129, true),
+            (179, false),
+            (200, false),
+            (210, true),
+        ] {
+            assert_eq!(
+                habit.goes_on(start + Duration::from_micros(us), stay),
+                goes_on,
+                "{us}"
+            );
+        }
+        assert!(!habit.goes_on(start, Duration::ZERO));
+        assert!(!habit.goes_on(start, Duration::ZERO));
+        assert!(!habit.goes_on(start, Duration::ZERO));
     }
 }

@@ -14,6 +14,7 @@ mod copies;
 mod lane;
 #[path = "../mock/mod.rs"]
 mod mock;
+mod stay;
 
 use mock::{LONG, Mock, PTX, bytes, launch, read_u64};
 

@@ -6,6 +6,7 @@
  * The prototypes are those of NVIDIA's cuda.h, written down after its documentation.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int R;
@@ -40,9 +42,10 @@ static P kernels[64]; /* flags that running kernels wait for */
 static int kernel_count;
 static uint64_t hold_copies_release = 1;
 static int sticky;
+static int staying; /* kernels that have done what they were launched for, and are there still */
 static uint64_t context_id = 1; /* another after a reset */
 static struct {
-    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies, late;
+    uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies, staying_jobs, late;
 } n;
 static char violation[256];
 
@@ -100,7 +103,8 @@ static R gone(P a, const char *what) {
 uint64_t mock_get(const char *name) {
 #define F(x) if (!strcmp(name, #x)) return n.x;
     F(violations) F(allocs) F(frees) F(batches) F(batched_copies) F(copies) F(retains) F(releases) F(streams) F(events)
-    F(modules) F(maps) F(launches) F(kernel_copies) F(late)
+    F(modules) F(maps) F(launches) F(kernel_copies) F(staying_jobs) F(late)
+    if (!strcmp(name, "staying")) return staying;
     if (!strcmp(name, "depth")) return depth;
     if (!strcmp(name, "mode")) return mode;
     if (!strcmp(name, "running")) return running();
@@ -112,60 +116,112 @@ void mock_hold_copies(int hold) { hold_copies_release = !hold; }
 void mock_reset(void) { context_id++; }
 void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
-/* The copier's kernel, as doorbell-kernels has it: a job is lines of words (taken back; started, answer), then 256 steps, then 256 copies. */
-static struct { uint64_t *job, step; int device, begun; } launches[64];
+/* The copier's kernel, as doorbell-kernels has it. A board is lines of words (taken back; started, done, left), eight posts of two, and eight jobs of 256 steps and 256 copies. */
+struct launch { uint64_t *board, number, post[2], stay, life, born; int device, begun; };
+static struct launch launches[64]; /* that have not done their first job */
 static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end; 3: it does so as it is taken back */
+static int deaf; /* 1: those that stay do not look; 2: they leave without looking */
 static struct sigaction faults;
 
-static int begin_job(uint64_t *job) {
-    __atomic_store_n(&job[8], 1, __ATOMIC_SEQ_CST);
-    return !__atomic_load_n(&job[0], __ATOMIC_SEQ_CST);
+static uint64_t now_ns(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000ull + t.tv_nsec; }
+static int begin_job(uint64_t *board) {
+    __atomic_store_n(&board[8], 1, __ATOMIC_SEQ_CST);
+    return !__atomic_load_n(&board[0], __ATOMIC_SEQ_CST);
 }
-static void run_job(uint64_t *job, uint64_t step, int device) {
-    uint64_t *copies = job + 16 + 256, at = 0;
+static void kernel_copy(P d, P s, uint64_t size, int device) {
+    struct range *a = find(d), *b = find(s);
+    if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a kernel's copy outside memory"); return; }
+    if ((a->type == 2 && a->device != device) || (b->type == 2 && b->device != device)) violate("a kernel's copy of memory that it does not reach");
+    if (a->owner % 2 || b->owner % 2) violate("a kernel's copy of memory of another context");
+    memcpy((void *)d, (void *)s, size);
+    n.kernel_copies++;
+}
+static void run_job(struct launch *l) {
+    uint64_t *job = l->board + 32 + l->number % 8 * 1280, *copies = job + 256, at = 0, step = l->post[0];
     const char *pause = getenv("MOCK_BATCH_US");
-    for (int number = 0;; step = job[16 + ++number]) {
+    if (!(l->post[1] >> 55 & 1)) /* a copy that is all in the post */
+        kernel_copy(l->post[1] << 12 >> 12, step << 12 >> 12, step >> 52 | (l->post[1] >> 52 & 7) << 12, l->device);
+    else for (int number = 0;; step = job[++number]) {
         uint64_t end = step & 0xfff, len = step >> 32 & 0x7fffffff; /* of each; 0: it says itself */
         for (uint64_t i = end; i-- > at;) { /* in any order */
-            P d = copies[4 * i], s = copies[4 * i + 1], size = len ? len : copies[4 * i + 2];
-            struct range *a = find(d), *b = find(s);
-            if (!a || !b || d + size > a->start + a->size || s + size > b->start + b->size) { violate("a kernel's copy outside memory"); continue; }
-            if ((a->type == 2 && a->device != device) || (b->type == 2 && b->device != device)) violate("a kernel's copy of memory that it does not reach");
-            if (a->owner % 2 || b->owner % 2) violate("a kernel's copy of memory of another context");
-            memcpy((void *)d, (void *)s, size);
-            n.kernel_copies++;
+            kernel_copy(copies[4 * i], copies[4 * i + 1], len ? len : copies[4 * i + 2], l->device);
             if (pause && i > at) usleep(atoi(pause));
         }
         at = end;
         if (step >> 63) break;
     }
+    __atomic_store_n(&l->board[9], l->number++, __ATOMIC_RELEASE);
+}
+/* Was its next job posted? */
+static int look(struct launch *l) {
+    uint64_t *post = l->board + 16 + l->number % 8 * 2, last = __atomic_load_n(&post[1], __ATOMIC_ACQUIRE);
+    if (last >> 56 != ((l->number & 0x7f) | 0x80)) return 0;
+    l->post[0] = post[0];
+    l->post[1] = last;
+    return 1;
+}
+static void leave(struct launch *l) { __atomic_store_n(&l->board[10], l->number, __ATOMIC_RELEASE); }
+static void *stay(void *of) {
+    struct launch *l = of;
+    for (uint64_t since = now_ns(), now = since;; now = now_ns()) {
+        pthread_mutex_lock(&lock);
+        int there = deaf != 2 && now - l->born < l->life, job = there && !deaf && look(l);
+        int left = !there || (job ? l->post[1] >> 55 & 1 && !l->post[0] : !deaf && now - since >= l->stay);
+        if (left) { staying--; leave(l); }
+        else if (job) { n.staying_jobs++; run_job(l); since = now_ns(); }
+        pthread_mutex_unlock(&lock);
+        if (left) break;
+        if (!job) usleep(1);
+    }
+    free(l);
+    return 0;
 }
 /* The host is about to store the word that takes the oldest back: it starts now, and does not see it. */
 static void start_late(int sig, siginfo_t *fault, void *context) {
     (void)sig, (void)context;
     sigaction(SIGSEGV, &faults, 0);
-    if (fault->si_addr != launches[0].job) return; /* somebody else's: it comes again */
-    mprotect(launches[0].job, 4096, PROT_READ | PROT_WRITE);
-    launches[0].begun = begin_job(launches[0].job);
+    if (fault->si_addr != launches[0].board) return; /* somebody else's: it comes again */
+    mprotect(launches[0].board, 4096, PROT_READ | PROT_WRITE);
+    launches[0].begun = begin_job(launches[0].board);
     launches_held = 2;
     n.late++;
 }
 static void run_launches(void) {
     if (launch_count && launches_held == 3) {
         struct sigaction late = {.sa_sigaction = start_late, .sa_flags = SA_SIGINFO};
-        if (mprotect(launches[0].job, 4096, PROT_READ) || sigaction(SIGSEGV, &late, &faults)) violate("a job that does not begin a page");
+        if (mprotect(launches[0].board, 4096, PROT_READ) || sigaction(SIGSEGV, &late, &faults)) violate("a board that does not begin a page");
         return;
     }
     while (launch_count && !(launches_held && launches[0].begun) && launches_held != 1) {
-        int begins = launches[0].begun ? 1 : begin_job(launches[0].job) ? 1 : 2;
-        launches[0].begun = begins;
-        if (begins == 1 && launches_held == 2) return;
-        if (begins == 1) run_job(launches[0].job, launches[0].step, launches[0].device);
-        __atomic_store_n(&launches[0].job[9], begins, __ATOMIC_RELEASE);
+        struct launch *l = &launches[0];
+        if (!l->begun) l->begun = begin_job(l->board) ? 1 : 2;
+        if (l->begun == 1 && launches_held == 2) return;
+        if (l->begun == 1) run_job(l);
+        pthread_t thread;
+        if (l->begun == 2) leave(l);
+        else if (l->stay) {
+            struct launch *own = malloc(sizeof *own);
+            *own = *l;
+            if (own->life == 0xffffffff) own->stay = own->life = ~0ull; /* as good as for ever */
+            own->born = now_ns();
+            /* It may run a moment longer than whoever opened this library. */
+            Dl_info self;
+            if (!dladdr(&launch_count, &self) || !dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE)) violate("a library that does not stay");
+            staying++;
+            if (pthread_create(&thread, 0, stay, own) || pthread_detach(thread)) violate("no thread for a kernel");
+        } else {
+            while (look(l) && (l->post[0] || !(l->post[1] >> 55 & 1))) run_job(l);
+            leave(l);
+        }
         memmove(launches, launches + 1, --launch_count * sizeof launches[0]);
     }
 }
 void mock_slow_launches(int us) { launch_us = us; }
+void mock_deaf(int how) {
+    pthread_mutex_lock(&lock);
+    deaf = how;
+    pthread_mutex_unlock(&lock);
+}
 void mock_hold_launches(int hold) {
     pthread_mutex_lock(&lock);
     launches_held = hold;
@@ -288,7 +344,7 @@ R cuModuleLoadDataEx(void **m, const void *image, unsigned count, int *options, 
     n.modules++;
     return OK;
 }
-R cuModuleUnload(struct module *m) { ENTER; if (running() || launch_count) violate("a module unloaded while a kernel runs"); free(m->text); free(m); n.modules--; return OK; }
+R cuModuleUnload(struct module *m) { ENTER; if (running() || launch_count || staying) violate("a module unloaded while a kernel runs"); free(m->text); free(m); n.modules--; return OK; }
 R cuModuleGetFunction(struct function **f, struct module *m, const char *name) {
     ENTER;
     char entry[80];
@@ -313,10 +369,11 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
         if (!find((P)p) || launch_count == 64) return INVALID;
         n.launches++;
         if (launch_us) usleep(launch_us);
-        launches[launch_count].job = p;
-        launches[launch_count].step = *(uint64_t *)args[1];
-        launches[launch_count].device = stack[depth - 1];
-        launches[launch_count++].begun = 0;
+        uint64_t *word[5];
+        memcpy(word, args, sizeof word);
+        for (int i = 0; i < launch_count; i++)
+            if (launches[i].board == p) violate("two launches of one board");
+        launches[launch_count++] = (struct launch){p, *word[1], {*word[2], *word[3]}, *word[4] & 0xffffffff, *word[4] >> 32, 0, stack[depth - 1], 0};
         run_launches();
         return OK;
     }

@@ -1,0 +1,211 @@
+//! The copies' kernel stays for more: what is posted to it, jobs that come as it leaves, the bounds of its stay, and closing while it is there.
+
+use std::time::Instant;
+
+use super::lane::Bench;
+use super::*;
+
+/// Longer than any test takes.
+const EVER: Duration = Duration::from_secs(100);
+
+/// (launches, jobs that a kernel did which stayed, copies by the engine).
+fn counts(b: &Bench) -> (u64, u64, u64) {
+    let (launches, engine) = b.counts();
+    (launches, b.mock.get("staying_jobs"), engine)
+}
+
+#[test]
+fn while_it_stays_small_copies_are_posted_to_it() {
+    let b = Bench::new("stay_posted");
+    b.copier.set_stay(EVER);
+    b.done(&b.words(0, 0, 20));
+    assert_eq!(b.mock.get("staying"), 1);
+    let d = b.device.device_addr();
+    let within = |len: u64| {
+        vec![CopyOp {
+            dst: d + (512 << 10),
+            src: d,
+            len,
+        }]
+    };
+    let base = counts(&b);
+    assert_eq!((base.0, base.1), (1, 0));
+    for (ops, jobs) in [
+        (b.words(0, 0, 1), 1),
+        (b.words(800, 8, 7), 1),
+        (b.words(0, 3000, 600), 3),
+        (vec![b.op(4096, 0, 16 << 10)], 1),
+        (vec![b.op(4096, 5, 16_000)], 1),
+        (vec![b.op(4097, 0, 1 << 10); 16], 1),
+        (vec![b.op(4097, 0, 2 << 10); 300], 2),
+        (within(8), 1),
+        (within(16 << 10), 1),
+        // As large as the engine's.
+        (vec![b.op(4096, 7, (16 << 10) + 1)], 0),
+        (vec![b.op(0, 0, 4097); 4], 0),
+        (vec![b.op(0, 0, 4096); 5], 0),
+        (within((16 << 10) + 1), 0),
+    ] {
+        let then = counts(&b);
+        b.done(&ops);
+        let now = counts(&b);
+        assert_eq!(
+            (now.0 - then.0, now.1 - then.1),
+            (0, jobs),
+            "{} copies",
+            ops.len()
+        );
+        assert_eq!(now.2 == then.2, jobs != 0);
+        let (to, from, len) = (ops[0].dst, ops[0].src, ops[0].len as usize);
+        if jobs == 1 && from >= b.host.device_addr() && from < b.host.device_addr() + (1 << 20) {
+            let (to, from) = ((to - d) as usize, (from - b.host.device_addr()) as usize);
+            assert!(b.device_bytes()[to..to + len] == b.data[from..from + len]);
+        }
+    }
+    // Several under way, in order: each word of the second row comes from the first, which comes from the host.
+    let tickets: Vec<u64> = (0..8)
+        .map(|i| {
+            b.submit(&b.words(0, 64 * i, 1));
+            b.submit(&[CopyOp {
+                dst: d + 4096 + i as u64 * 8,
+                src: d,
+                len: 8,
+            }])
+        })
+        .collect();
+    b.copier.wait(tickets[7], LONG).unwrap();
+    let bytes = b.device_bytes();
+    for i in 0..8 {
+        assert_eq!(bytes[4096 + i * 8..][..8], b.data[64 * i..][..8]);
+    }
+    let stats = b.copier.stats();
+    assert_eq!(stats.posted, counts(&b).1);
+    assert_eq!(stats.kernel_batches - stats.posted, 1);
+    assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
+    // It is told to leave, and waited for.
+    let Bench {
+        mock,
+        gpu,
+        copier,
+        host,
+        device,
+        ..
+    } = b;
+    let since = Instant::now();
+    drop((gpu, copier, host, device));
+    assert!(since.elapsed() < EVER / 2);
+    assert_eq!(mock.get("staying"), 0);
+    assert_eq!((mock.get("streams"), mock.get("live")), (0, 0));
+    mock.clean();
+}
+
+/// A single copy is the engine's, which is as quick; but the third in a row that a kernel would have been there for is a launch.
+#[test]
+fn single_copies_that_follow_each_other_are_worth_a_launch() {
+    let b = Bench::new("stay_habit");
+    b.copier.set_stay(EVER);
+    for (from, want) in [(0, (0, 0)), (8, (0, 0)), (16, (1, 0)), (24, (1, 1))] {
+        b.done(&b.words(0, from, 1));
+        let now = counts(&b);
+        assert_eq!((now.0, now.1), want);
+        assert_eq!(b.device_bytes()[..8], b.data[from..from + 8]);
+    }
+    // Large ones are no reason to stay.
+    let b = Bench::new("stay_no_habit");
+    b.copier.set_stay(EVER);
+    for _ in 0..4 {
+        b.done(&[b.op(0, 0, 100 << 10)]);
+    }
+    b.done(&b.words(0, 0, 1));
+    assert_eq!(b.mock.get("launches"), 0);
+    b.mock.clean();
+}
+
+/// Jobs that it does not look at any more when they come: they are launched, in order, and once.
+#[test]
+fn jobs_that_come_as_it_leaves_are_launched() {
+    let b = Bench::new("stay_leaves");
+    b.copier.set_stay(EVER);
+    b.done(&b.words(0, 0, 20));
+    for round in 1..=3 {
+        b.mock.call_int("mock_deaf", 1);
+        let tickets: Vec<u64> = (0..5)
+            .map(|i| b.submit(&b.words(0, round * 1000 + i * 100, 10)))
+            .collect();
+        let since = Instant::now();
+        while since.elapsed() < Duration::from_millis(20) {
+            assert!(!b.copier.poll(tickets[0]).unwrap());
+        }
+        let (launches, kernel) = (b.mock.get("launches"), b.mock.get("kernel_copies"));
+        b.mock.call_int("mock_deaf", 2);
+        let since = Instant::now();
+        while b.mock.get("staying") != 0 {
+            assert!(since.elapsed() < LONG);
+        }
+        // Another job, before anyone has looked at those: they come first.
+        let last = b.submit(&b.words(8, round * 1000 + 777, 1));
+        assert!(b.mock.get("launches") > launches);
+        b.mock.call_int("mock_deaf", 0);
+        b.copier.wait(last, LONG).unwrap();
+        assert_eq!(b.mock.get("kernel_copies") - kernel, 51);
+        let bytes = b.device_bytes();
+        assert_eq!(bytes[..8], b.data[round * 1000 + 400..][..8]);
+        assert_eq!(bytes[8..16], b.data[round * 1000 + 777..][..8]);
+        assert_eq!(bytes[16..80], b.data[round * 1000 + 416..][..64]);
+    }
+    let stats = b.copier.stats();
+    assert_eq!(stats.kernel_batches - stats.posted, b.mock.get("launches"));
+    assert_eq!(stats.taken_back, 0);
+    b.mock.clean();
+}
+
+/// Gaps about as long as the stay: whether posted or launched, each job is done once.
+#[test]
+fn gaps_about_as_long_as_its_stay_lose_nothing() {
+    const ROUNDS: usize = 2000;
+    let b = Bench::new("stay_gaps");
+    b.copier.set_stay(Duration::from_micros(100));
+    let before = counts(&b).2;
+    let mut random = 88_172_645_463_325_252_u64;
+    for round in 0..ROUNDS {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let gap = Duration::from_nanos(random % 200_000);
+        let since = Instant::now();
+        while since.elapsed() < gap {
+            std::hint::spin_loop();
+        }
+        b.done(&b.words(0, round * 8, 8));
+        let mut bytes = [0; 64];
+        b.device.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, b.data[round * 8..][..64], "round {round}");
+    }
+    let (launches, posted, engine) = counts(&b);
+    let stats = b.copier.stats();
+    println!(
+        "{launches} launches, {posted} posted, {} taken back",
+        stats.taken_back
+    );
+    // A machine that holds a thread up for long has launches taken back, and the engine do those.
+    assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
+    let reads = ROUNDS as u64;
+    assert_eq!(stats.kernel_copies + engine - before - reads, stats.copies);
+    assert_eq!(stats.kernel_batches - stats.posted, launches);
+    b.mock.clean();
+}
+
+/// However much there is to do, it leaves at the end of its life.
+#[test]
+fn its_life_is_bounded_though_jobs_do_not_end() {
+    let b = Bench::new("stay_life");
+    // It lives no longer than it may stay.
+    b.copier.set_stay(Duration::from_millis(500));
+    let since = Instant::now();
+    while b.mock.get("launches") < 3 {
+        b.done(&b.words(0, 0, 16));
+        assert!(since.elapsed() < LONG, "it does not leave");
+    }
+    assert!(counts(&b).1 > 0);
+    b.mock.clean();
+}
