@@ -270,45 +270,38 @@ fn library(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<
     Ok(())
 }
 
-/// Checks what everything that is loaded needs of the system, and of which C library.
-fn needs(out: &Path, version: &str, builder: &Builder) -> Result<()> {
-    let files = [
-        "bin/doorbell".to_owned(),
-        format!("lib/libdoorbell.so.{version}"),
-    ];
-    let plugins = PLUGINS.iter().map(|(_, name, _)| format!("lib/{name}"));
-    for file in files.into_iter().chain(plugins) {
-        let so = SharedObject::read(&out.join(&file))?;
-        for library in so.needed.iter().map(String::as_str) {
-            // Not every container has the compiler's library: zig links its own into what is shipped.
-            let compiler = library == COMPILER && builder.glibc().is_none();
-            ensure!(
-                compiler || MAY_NEED.contains(&library),
-                "{file} needs {library}: load it at run time instead"
-            );
-        }
-        let (asked, newest) = (so.glibc, builder.glibc().unwrap_or(so.glibc));
+/// Reads a file that is loaded, and checks what it needs of the system, and of which C library.
+fn loaded(out: &Path, file: &str, builder: &Builder) -> Result<SharedObject> {
+    let so = SharedObject::read(&out.join(file))?;
+    for library in so.needed.iter().map(String::as_str) {
+        // Not every container has the compiler's library: zig links its own into what is shipped.
+        let compiler = library == COMPILER && builder.glibc().is_none();
         ensure!(
-            asked <= newest,
-            "{file} asks for GLIBC_{}.{}, a portable build may ask for {}.{} at most",
-            asked.0,
-            asked.1,
-            newest.0,
-            newest.1
+            compiler || MAY_NEED.contains(&library),
+            "{file} needs {library}: load it at run time instead"
         );
     }
-    Ok(())
+    let (asked, newest) = (so.glibc, builder.glibc().unwrap_or(so.glibc));
+    ensure!(
+        asked <= newest,
+        "{file} asks for GLIBC_{}.{}, a portable build may ask for {}.{} at most",
+        asked.0,
+        asked.1,
+        newest.0,
+        newest.1
+    );
+    Ok(so)
 }
 
 /// Checks what can be checked without running it.
 fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()> {
-    let so = SharedObject::read(&out.join(format!("lib/libdoorbell.so.{version}")))?;
+    loaded(out, "bin/doorbell", builder)?;
+    let so = loaded(out, &format!("lib/libdoorbell.so.{version}"), builder)?;
     ensure!(
         so.soname.as_deref() == Some(SONAME),
         "the SONAME is {:?}, not {SONAME}",
         so.soname
     );
-    needs(out, version, builder)?;
 
     let header = fs::read_to_string(out.join("include/doorbell.h"))?;
     let declared = declared(&header);
@@ -335,7 +328,7 @@ fn check(root: &Path, out: &Path, version: &str, builder: &Builder) -> Result<()
     }
 
     for (_, name, looked_up) in PLUGINS {
-        let so = SharedObject::read(&out.join("lib").join(name))?;
+        let so = loaded(out, &format!("lib/{name}"), builder)?;
         let wanted = looked_up.iter().map(|n| (*n).to_owned()).collect();
         let exported = so.exports.keys().cloned().collect();
         differ("what is looked up in it", &wanted, name, &exported)?;
