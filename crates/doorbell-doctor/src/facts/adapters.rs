@@ -11,7 +11,7 @@ use crate::tree::View;
 /// PCI class of network controllers.
 const NETWORK: u64 = 0x02;
 
-/// A NIC's driver, the module that makes it an RDMA device, and the provider of rdma-core that knows this; of one driver, there may be several.
+/// A NIC's driver, the module that makes it an RDMA device, and the provider of rdma-core that knows this; a module may be of several drivers.
 const MODULES: &[(&str, &str, &str)] = &[
     ("mlx5_core", "mlx5_ib", "mlx5"),
     ("mlx4_core", "mlx4_ib", "mlx4"),
@@ -31,7 +31,7 @@ const MODULES: &[(&str, &str, &str)] = &[
     ("hfi1", "hfi1", "hfi1verbs"),
 ];
 
-/// Modules of which one of the above is nothing without, and those without a NIC of their own.
+/// Modules without which those above are nothing, and those of devices without a NIC of their own.
 const COMMON: &[&str] = &["ib_core", "ib_uverbs", "rdma_cm", "rdma_rxe", "siw"];
 
 /// A module of this name is loaded, or built into the kernel and seen there.
@@ -39,18 +39,18 @@ fn loaded(view: View<'_>, module: &str) -> bool {
     view.exists(&format!("/sys/module/{module}"))
 }
 
-pub(super) fn adapters(view: View<'_>) -> Vec<Adapter> {
+fn adapters(view: View<'_>, providers: &[String]) -> Vec<Adapter> {
     let network = |pci: &String| {
         hex(view, &format!("{DEVICES}/{pci}/class")).is_some_and(|c| c >> 16 == NETWORK)
     };
     let all = view.list(DEVICES, |_| true);
     all.into_iter()
         .filter(network)
-        .map(|pci| adapter(view, pci))
+        .map(|pci| adapter(view, providers, pci))
         .collect()
 }
 
-fn adapter(view: View<'_>, pci: String) -> Adapter {
+fn adapter(view: View<'_>, providers: &[String], pci: String) -> Adapter {
     let at = format!("{DEVICES}/{pci}");
     let id = |name: &str| hex(view, &format!("{at}/{name}")).unwrap_or(0);
     let (vendor, device) = (id("vendor"), id("device"));
@@ -71,7 +71,13 @@ fn adapter(view: View<'_>, pci: String) -> Adapter {
             id("subsystem_device")
         ),
         name: (!name.is_empty()).then(|| name.join(" ")),
-        lacks: lacks(view, vendor, device, driver.as_deref(), &rdma),
+        lacks: lacks(
+            view,
+            providers,
+            (vendor, device),
+            driver.as_deref(),
+            !rdma.is_empty(),
+        ),
         pci,
         driver,
         interfaces,
@@ -82,38 +88,32 @@ fn adapter(view: View<'_>, pci: String) -> Adapter {
 /// What stands between a NIC and an RDMA device, as far as its driver tells; nothing is known of NICs that have no RDMA.
 fn lacks(
     view: View<'_>,
-    vendor: u64,
-    device: u64,
+    providers: &[String],
+    (vendor, device): (u64, u64),
     driver: Option<&str>,
-    rdma: &[String],
+    is_rdma: bool,
 ) -> Option<String> {
-    let provider = |module: &str, provider: &str| {
-        let known = providers(view);
-        let there = known.is_empty() || known.iter().any(|p| p == provider);
-        (!there).then(|| {
-            format!(
-                "its RDMA driver {module} is loaded, and rdma-core has no provider `{provider}`: install ibverbs-providers (Debian) or libibverbs (Fedora, RHEL), of a release that knows this NIC"
-            )
-        })
-    };
     let Some(driver) = driver else {
         let efa = (vendor, device >> 4) == (0x1d0f, 0xefa);
-        return Some(match efa {
-            true => "no driver is bound to it: `modprobe efa`".to_owned(),
-            false => {
-                "no driver is bound to it: `modprobe` the vendor's, or see `dmesg` for why it would not"
-                    .to_owned()
-            }
-        });
+        let how = match efa {
+            true => "`modprobe efa`",
+            false => "`modprobe` the vendor's, or see `dmesg` for why it would not",
+        };
+        return Some(format!("no driver is bound to it: {how}"));
     };
     if matches!(driver, "vfio-pci" | "uio_pci_generic" | "igb_uio") {
         return Some(format!(
             "{driver} keeps it for a virtual machine or a program (DPDK): no RDMA driver can have it"
         ));
     }
-    let (_, module, name) = MODULES.iter().find(|(of, ..)| *of == driver)?;
-    if !rdma.is_empty() {
-        return provider(module, name);
+    let (_, module, provider) = MODULES.iter().find(|(of, ..)| *of == driver)?;
+    if is_rdma {
+        let there = providers.is_empty() || providers.iter().any(|p| p == provider);
+        return (!there).then(|| {
+            format!(
+                "its RDMA driver {module} is loaded, and rdma-core has no provider `{provider}`: install ibverbs-providers (Debian) or libibverbs (Fedora, RHEL), of a release that knows this NIC"
+            )
+        });
     }
     Some(match loaded(view, module) {
         false => format!(
@@ -141,10 +141,11 @@ pub(super) fn rdma_system(view: View<'_>) -> RdmaSystem {
     modules.extend(MODULES.iter().map(|(_, module, _)| *module));
     modules.retain(|m| loaded(view, m));
     modules.dedup();
+    let providers = providers(view);
     RdmaSystem {
-        adapters: adapters(view),
+        adapters: adapters(view, &providers),
         modules,
-        providers: providers(view),
+        providers,
     }
 }
 
@@ -235,7 +236,8 @@ mod tests {
                 "{DEVICES}/d/class: 0x020000\n{DEVICES}/d/vendor: 0x8086\n{DEVICES}/d/device: 0x1592\n{DEVICES}/d/driver -> ../../drivers/{driver}\n/sys/module/{module}/x: 1\n"
             );
             let tree = Manifest::parse(&text).expect("a machine");
-            adapters(View(&tree))[0].lacks.clone().expect("a reason")
+            let adapters = rdma_system(View(&tree)).adapters;
+            adapters[0].lacks.clone().expect("a reason")
         };
         assert!(with("vfio-pci", "x").contains("vfio-pci keeps it"));
         assert!(with("ice", "irdma").contains("has made no RDMA device"));
