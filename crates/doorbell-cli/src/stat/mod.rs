@@ -312,8 +312,8 @@ pub(in crate::stat) mod tests {
         }
     }
 
-    #[test]
-    fn a_row_is_what_happened_in_between() {
+    /// The report of a device with a queue pair on which nothing is posted.
+    fn idle() -> DeviceReport {
         let device = doorbell::Device::builder()
             .gpu(doorbell::GpuSelect::Host)
             .caller_driven()
@@ -321,8 +321,13 @@ pub(in crate::stat) mod tests {
             .unwrap();
         let pd = device.pd().unwrap();
         let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
+        device.report(Duration::ZERO)
+    }
+
+    #[test]
+    fn a_row_is_what_happened_in_between() {
         let mut old = report(1_000_000_000, 0);
-        old.devices.push(device.report(Duration::ZERO));
+        old.devices.push(idle());
         let mut new = report(3_000_000_000, 1_000_000_000);
         new.devices.push(old.devices[0].clone());
         for (name, n) in &mut new.devices[0].qps[0].counters {
@@ -339,15 +344,8 @@ pub(in crate::stat) mod tests {
 
     #[test]
     fn a_queue_pair_that_moves_is_not_called_stuck() {
-        let device = doorbell::Device::builder()
-            .gpu(doorbell::GpuSelect::Host)
-            .caller_driven()
-            .open()
-            .unwrap();
-        let pd = device.pd().unwrap();
-        let _qp = pd.qp().build().unwrap().connect_to_self().unwrap();
         let mut old = report(1, 0);
-        old.devices.push(device.report(Duration::ZERO));
+        old.devices.push(idle());
         old.devices[0].qps[0].stuck = true;
         let mut new = report(2, 0);
         new.devices.push(old.devices[0].clone());
