@@ -1,10 +1,12 @@
 //! `doorbell hwtest` with a device in memory: what it finds, what it writes whatever comes of it, and what it says of what stands in the way.
 
-use std::io::BufRead as _;
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use common::{PATIENCE, Running, doorbell, texts};
 use serde_json::Value;
 
 /// The device in memory as a shared library, built beside this test.
@@ -44,24 +46,55 @@ struct Run {
     json: Value,
 }
 
-fn command(kind: &str, folder: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_doorbell"));
+impl Run {
+    /// A list of what is known of the first device.
+    fn list(&self, name: &str) -> &[Value] {
+        let list = self.json["devices"][0][name].as_array();
+        list.unwrap_or_else(|| panic!("{name}: {}", self.json))
+    }
+
+    /// Did every step on this host go well?
+    fn is_well(&self) -> bool {
+        self.list("steps").iter().all(|s| s["ok"] == true)
+    }
+
+    /// The page has these words.
+    #[track_caller]
+    fn shows(&self, words: &str) {
+        assert!(self.page.contains(words), "{words}: {}", self.page);
+    }
+
+    /// So has what was said meanwhile.
+    #[track_caller]
+    fn says(&self, words: &str) {
+        assert!(self.said.contains(words), "{words}: {}", self.said);
+    }
+}
+
+/// The text of a value.
+fn words(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value}: no text"))
+}
+
+/// This program with a device of that kind.
+fn with_device(kind: &str, args: &[&str]) -> Command {
+    let mut command = doorbell(args);
     command
-        .arg("hwtest")
-        .current_dir(folder)
         .env("DOORBELL_IBVERBS", library())
         .env("DOORBELL_LIBEFA", library())
-        .env("DOORBELL_GPU", "host")
         .env("MOCK_RDMA", kind);
     command
 }
 
+fn command(kind: &str, folder: &Path) -> Command {
+    let mut command = with_device(kind, &["hwtest"]);
+    command.current_dir(folder);
+    command
+}
+
 fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
+    let (out, err) = texts(output);
+    out + &err
 }
 
 fn hwtest(kind: &str, args: &[&str]) -> Run {
@@ -90,42 +123,21 @@ fn every_step_goes_well_on_a_device_that_does_as_it_should() {
     for kind in ["", "infiniband", "efa"] {
         let run = hwtest(kind, &SHORT);
         assert_eq!(run.status, Some(0), "{kind}: {}", run.said);
-        let device = &run.json["devices"][0];
-        assert_eq!(device["steps"].as_array().expect("steps").len(), 10);
+        assert_eq!(run.list("steps").len(), 10);
         assert_eq!(
             (&run.json["complete"], &run.json["nothing"]),
             (&true.into(), &Value::Null)
         );
-        assert!(
-            run.page.contains("all 10 steps and measurements went well"),
-            "{}",
-            run.page
-        );
-        assert!(
-            run.page.contains("every step (10), nothing measured"),
-            "{}",
-            run.page
-        );
+        run.shows("all 10 steps and measurements went well");
+        run.shows("every step (10), nothing measured");
         assert!(!run.page.contains("UDP"), "{}", run.page);
         // It is told where to send it, and whose library it was is known or said not to be.
-        assert!(
-            run.said.contains("send doorbell-hwtest.json"),
-            "{}",
-            run.said
-        );
-        assert_eq!(run.json["host"]["rdma_core"], "unknown");
-        assert!(
-            run.json["host"]["library"]["file"]
-                .as_str()
-                .expect("a file")
-                .contains("libmock_rdma")
-        );
-        assert!(
-            run.json["host"]["gpu_why"]
-                .as_str()
-                .is_some_and(|why| !why.is_empty())
-        );
-        assert!(run.page.contains("\nGPU none: "), "{}", run.page);
+        run.says("send doorbell-hwtest.json");
+        let host = &run.json["host"];
+        assert_eq!(host["rdma_core"], "unknown");
+        assert!(words(&host["library"]["file"]).contains("libmock_rdma"));
+        assert!(!words(&host["gpu_why"]).is_empty());
+        run.shows("\nGPU none: ");
     }
 }
 
@@ -133,41 +145,22 @@ fn every_step_goes_well_on_a_device_that_does_as_it_should() {
 fn the_gid_that_was_used_is_recorded() {
     let usual = hwtest("", &SHORT);
     let chosen = hwtest("", &[&SHORT[..], &["--device", "mock1?gid=0"]].concat());
-    let gid = |run: &Run| {
-        run.json["devices"][0]["gid"]
-            .as_str()
-            .expect("a GID")
-            .to_owned()
-    };
+    let [usual, used] = [&usual, &chosen].map(|run| words(&run.json["devices"][0]["gid"]));
+    assert!(usual.contains("(index 2, RoCE v2)"), "{usual}");
     assert!(
-        gid(&usual).contains("(index 2, RoCE v2)"),
-        "{}",
-        gid(&usual)
+        used.contains("fe80::") && used.contains("(index 0, "),
+        "{used}"
     );
-    assert!(
-        gid(&chosen).contains("fe80::") && gid(&chosen).contains("(index 0, "),
-        "{}",
-        gid(&chosen)
-    );
-    assert!(chosen.page.contains(&gid(&chosen)), "{}", chosen.page);
+    chosen.shows(used);
 }
 
 #[test]
 fn an_option_of_another_kind_of_device_is_refused_when_it_is_opened() {
-    let run = hwtest(
-        "",
-        &[&SHORT[..], &["--device", "mock1?order=inline"]].concat(),
-    );
+    let args = [&SHORT[..], &["--device", "mock1?order=inline"]].concat();
+    let run = hwtest("", &args);
     assert_eq!(run.status, Some(3), "{}", run.said);
-    assert!(
-        run.page.contains("order=inline is of an EFA"),
-        "{}",
-        run.page
-    );
-    let run = hwtest(
-        "efa",
-        &[&SHORT[..], &["--device", "mock1?order=inline"]].concat(),
-    );
+    run.shows("order=inline is of an EFA");
+    let run = hwtest("efa", &args);
     assert_eq!(run.status, Some(0), "{}", run.said);
 }
 
@@ -187,9 +180,8 @@ fn network_controllers_are_listed_whatever_libibverbs_says() {
 fn two_outputs_of_a_command_are_two_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let status = |args: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
+        let output = doorbell(args)
             .current_dir(folder.path())
-            .args(args)
             .output()
             .expect("it runs");
         assert!(
@@ -217,10 +209,7 @@ fn what_was_given_does_not_steer_a_terminal() {
         &["serve", "--port", "verbs:mo\u{1b}[31mck"],
         &["info", "--gpu", "mo\u{1b}[31mck"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
-            .args(args)
-            .output()
-            .expect("it runs");
+        let output = common::run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", text(&output));
         let bytes = [output.stdout, output.stderr].concat();
         assert!(
@@ -233,7 +222,7 @@ fn what_was_given_does_not_steer_a_terminal() {
 
 #[test]
 fn that_nothing_could_be_tried_is_a_result_too() {
-    for (kind, words) in [
+    for (kind, why) in [
         ("down", "port 1 of RDMA device mock1 is down, not active"),
         (
             "iwarp",
@@ -244,22 +233,11 @@ fn that_nothing_could_be_tried_is_a_result_too() {
     ] {
         let run = hwtest(kind, &SHORT);
         assert_eq!(run.status, Some(1), "{kind}: {}", run.said);
-        assert!(
-            run.json["nothing"].as_str().expect("why").contains(words),
-            "{kind}: {}",
-            run.json
-        );
-        assert!(
-            run.page.contains("nothing was tested") && run.page.contains(words),
-            "{kind}: {}",
-            run.page
-        );
-        assert!(
-            run.said.contains("send doorbell-hwtest.json"),
-            "{kind}: {}",
-            run.said
-        );
-        assert_eq!(run.page.matches(words).count(), 1, "{kind}: {}", run.page);
+        let nothing = words(&run.json["nothing"]);
+        assert!(nothing.contains(why), "{kind}: {nothing}");
+        run.shows("nothing was tested");
+        run.says("send doorbell-hwtest.json");
+        assert_eq!(run.page.matches(why).count(), 1, "{kind}: {}", run.page);
         // No list has a line of it.
         assert!(!run.page.contains("HARDWARE.md"), "{kind}: {}", run.page);
     }
@@ -277,38 +255,26 @@ fn that_nothing_could_be_tried_is_a_result_too() {
 fn a_device_that_is_not_there_is_told_with_those_that_are() {
     let run = hwtest("", &[&SHORT[..], &["--device", "mlx5_7"]].concat());
     assert_eq!(run.status, Some(1), "{}", run.said);
-    assert!(
-        run.page
-            .contains("there is no such device or port: there is mock1:1"),
-        "{}",
-        run.page
-    );
+    run.shows("there is no such device or port: there is mock1:1");
     let run = hwtest(
         "",
         &[&SHORT[..], &["--device", "mlx5_7", "--device", "mock1"]].concat(),
     );
     // The other was tested, and what was asked for was not.
     assert_eq!(run.status, Some(3), "{}", run.said);
-    assert!(
-        run.page
-            .contains("all 10 steps and measurements went well; mlx5_7 was asked for and NOT TESTED: there is no such device"),
-        "{}",
-        run.page
+    run.shows(
+        "all 10 steps and measurements went well; mlx5_7 was asked for and NOT TESTED: there is no such device",
     );
-    assert!(
-        run.page.contains("not tested: there is no such device"),
-        "{}",
-        run.page
-    );
+    run.shows("not tested: there is no such device");
 }
 
 #[test]
 fn a_peer_without_a_way_is_told_with_both_addresses_and_nothing_else_is_tried() {
     let run = hwtest("unreachable", &SHORT);
     assert_eq!(run.status, Some(3), "{}", run.said);
-    let steps = run.json["devices"][0]["steps"].as_array().expect("steps");
+    let steps = run.list("steps");
     assert_eq!(steps.len(), 1, "{}", run.page);
-    let said = steps[0]["said"].as_str().expect("words");
+    let said = words(&steps[0]["said"]);
     let addresses = "from 10.99.0.1, GID index 2, to peer 10.99.0.1";
     assert!(
         said.contains(addresses) && said.contains("Network is unreachable"),
@@ -331,12 +297,7 @@ fn the_reason_is_the_same_wherever_a_device_is_asked_for() {
                 &["info", "--gpu", "host"],
             ];
             for args in &args[..if link == "verbs" { 2 } else { 1 }] {
-                let output = Command::new(env!("CARGO_BIN_EXE_doorbell"))
-                    .args(*args)
-                    .env("DOORBELL_IBVERBS", library())
-                    .env("MOCK_RDMA", kind)
-                    .output()
-                    .expect("it runs");
+                let output = with_device(kind, args).output().expect("it runs");
                 // A page wraps its lines.
                 let said = text(&output)
                     .split_whitespace()
@@ -356,90 +317,47 @@ fn a_second_host_that_does_not_answer_is_said_once_and_this_one_is_tested_all_th
         let args = ["--no-perf", "--signals", "500", "--timeout", "2"];
         let run = hwtest("", &[&args[..], &["--peer", peer]].concat());
         assert_eq!(run.status, Some(4), "{}", run.said);
-        let device = &run.json["devices"][0];
-        assert_eq!(device["steps"].as_array().expect("steps").len(), 10);
-        assert_eq!(device["to_peer"], Value::Array(Vec::new()));
+        assert_eq!(run.list("steps").len(), 10);
+        assert!(run.list("to_peer").is_empty(), "{}", run.json);
         assert!(run.json["peer"]["why"].is_string(), "{}", run.json);
         for words in [
             format!("all 10 steps and measurements went well; second host {peer}: not reached: "),
             "nothing measured; to a second host: not reached: ".to_owned(),
         ] {
-            assert!(run.page.contains(&words), "{words}: {}", run.page);
+            run.shows(&words);
         }
         assert!(!run.page.contains("FAILED"), "{}", run.page);
     }
 }
 
-/// `doorbell serve` over a device of that kind, and what it said by its end.
-fn beside_a_server(kind: &str, port: &[&str], run: impl FnOnce(&str) -> Run) -> (Run, String) {
-    let mut server = Command::new(env!("CARGO_BIN_EXE_doorbell"))
-        .args(["serve", "--listen", "127.0.0.1:0"])
-        .args(port)
-        .args(["--gpu", "host", "--timeout", "5"])
-        .env("DOORBELL_IBVERBS", library())
-        .env("MOCK_RDMA", kind)
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut lines = std::io::BufReader::new(server.stdout.take().expect("its output")).lines();
-    let first = lines.next().expect("a line").expect("text");
-    let at = first
-        .split("listening on TCP ")
-        .nth(1)
-        .and_then(|rest| rest.split(';').next())
-        .unwrap_or_else(|| panic!("{first}"))
-        .to_owned();
-    let ran = run(&at);
-    let pid = rustix::process::Pid::from_child(&server);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it lives");
-    let said: Vec<String> = lines.map_while(Result::ok).collect();
-    server.wait().expect("its end");
-    (ran, said.join("\n"))
+/// A test with a second host, which has a device of that kind; and what `doorbell serve` there said by its end.
+fn beside_a_server(there: &str, options: &str, here: &str, args: &[&str]) -> (Run, String) {
+    let options = format!("{options} --timeout 5");
+    let (mut server, at) = Running::serve_with(with_device(there, &[]), &options);
+    let ran = hwtest(here, &[args, &["--peer", &at]].concat());
+    server.signal("-TERM");
+    server.end_within(PATIENCE);
+    (ran, server.out())
 }
 
 #[test]
 fn a_second_host_is_greeted_once_and_what_goes_wrong_to_it_is_kept_apart() {
     // Devices in memory reach queue pairs of their own process only, so the steps to the second host fail, and those here do not.
     let args = ["--no-perf", "--signals", "100", "--timeout", "5"];
-    let (run, served) = beside_a_server("", &["--port", "verbs:mock1"], |at| {
-        hwtest("noatomics", &[&args[..], &["--peer", at]].concat())
-    });
+    let (run, served) = beside_a_server("", "--port verbs:mock1", "noatomics", &args);
     assert_eq!(run.status, Some(4), "{}", run.said);
-    assert!(
-        run.json["peer"]["says"]
-            .as_str()
-            .expect("who it is")
-            .contains("(doorbell "),
-        "{}",
-        run.json
-    );
-    let device = &run.json["devices"][0];
-    assert!(
-        device["steps"]
-            .as_array()
-            .expect("steps")
-            .iter()
-            .all(|s| s["ok"] == true),
-        "{}",
-        run.page
-    );
+    let who = words(&run.json["peer"]["says"]);
+    assert!(who.contains("(doorbell "), "{who}");
+    assert!(run.is_well(), "{}", run.page);
     // Of six, two take atomics, and are left out with the reason.
-    assert_eq!(device["to_peer"].as_array().expect("steps").len(), 4);
-    let left_out = device["left_out"].as_array().expect("a list");
+    assert_eq!(run.list("to_peer").len(), 4);
+    let left_out = run.list("left_out");
     for (out, what) in left_out.iter().zip(["atomics to ", "signals to "]) {
-        assert!(
-            out["what"].as_str().expect("what").starts_with(what),
-            "{out}"
-        );
+        assert!(words(&out["what"]).starts_with(what), "{out}");
         assert_eq!(out["why"], "this device has no atomics");
     }
     assert_eq!(left_out.len(), 2);
-    assert!(
-        run.page
-            .contains("every step (10), nothing measured; to a second host: 4 of 4 steps failed"),
-        "{}",
-        run.page
-    );
+    run.shows("every step (10), nothing measured; to a second host: 4 of 4 steps failed");
     assert!(
         served.contains("hwtest over verbs") && served.contains("client 1: done"),
         "{served}"
@@ -450,11 +368,9 @@ fn a_second_host_is_greeted_once_and_what_goes_wrong_to_it_is_kept_apart() {
 #[test]
 fn a_second_host_without_an_rdma_device_says_so_once() {
     let args = ["--no-perf", "--signals", "100", "--timeout", "5"];
-    let (run, served) = beside_a_server("none", &[], |at| {
-        hwtest("", &[&args[..], &["--peer", at]].concat())
-    });
+    let (run, served) = beside_a_server("none", "", "", &args);
     assert_eq!(run.status, Some(4), "{}", run.said);
-    let why = run.json["peer"]["why"].as_str().expect("a reason");
+    let why = words(&run.json["peer"]["why"]);
     assert!(why.contains("there is no RDMA device"), "{why}");
     assert_eq!(
         run.said.matches("there is no RDMA device").count(),
@@ -469,16 +385,12 @@ fn a_second_host_without_an_rdma_device_says_so_once() {
 fn a_second_host_that_goes_is_not_waited_for_again_and_again() {
     let args = ["--no-perf", "--signals", "100", "--timeout", "1"];
     // The greeting is all that it serves.
-    let once = ["--port", "verbs:mock1", "--once"];
-    let (run, _) = beside_a_server("", &once, |at| {
-        hwtest("", &[&args[..], &["--peer", at]].concat())
-    });
+    let (run, _) = beside_a_server("", "--port verbs:mock1 --once", "", &args);
     assert_eq!(run.status, Some(4), "{}", run.said);
-    let device = &run.json["devices"][0];
-    assert_eq!(device["to_peer"].as_array().expect("steps").len(), 1);
-    let left_out = device["left_out"].as_array().expect("a list");
+    assert_eq!(run.list("to_peer").len(), 1);
+    let left_out = run.list("left_out");
     assert_eq!(left_out.len(), 1, "{}", run.page);
-    let what = left_out[0]["what"].as_str().expect("what");
+    let what = words(&left_out[0]["what"]);
     assert!(what.starts_with("5 steps to "), "{what}");
     assert!(run.json["peer"]["says"].is_string() && run.json["peer"]["why"].is_string());
 }
@@ -487,69 +399,41 @@ fn a_second_host_that_goes_is_not_waited_for_again_and_again() {
 fn a_device_without_atomics_takes_every_step() {
     let args = ["--signals", "100", "--timeout", "2", "--perf-time", "0.001"];
     let run = hwtest("noatomics", &args);
-    let device = &run.json["devices"][0];
     let said = |name: &str| {
-        let list = device["left_out"].as_array().expect("a list");
-        let found = list.iter().find(|o| o["what"] == name).expect(name);
-        found["why"].as_str().expect("why").to_owned()
+        let mut list = run.list("left_out").iter();
+        words(&list.find(|o| o["what"] == name).expect(name)["why"])
     };
     for name in ["atomic-rate", "signal-lat --size 8"] {
         assert_eq!(said(name), "this device has no atomics", "{}", run.page);
-        assert!(
-            run.said.contains(&format!("left out {name}: ")),
-            "{}",
-            run.said
-        );
+        run.says(&format!("left out {name}: "));
     }
-    assert!(
-        said("put-lat --size 8").contains("took the time"),
-        "{}",
-        run.page
-    );
-    assert!(
-        device["steps"]
-            .as_array()
-            .expect("steps")
-            .iter()
-            .all(|s| s["ok"] == true),
-        "{}",
-        run.page
-    );
+    let late = said("put-lat --size 8");
+    assert!(late.contains("took the time"), "{late}");
+    assert!(run.is_well(), "{}", run.page);
 }
 
 #[test]
 fn a_cable_that_is_pulled_is_the_cause_of_what_fails_from_then_on() {
     let run = hwtest("falls", &["--signals", "100000", "--timeout", "1"]);
     assert_eq!(run.status, Some(3), "{}", run.said);
-    let device = &run.json["devices"][0];
-    let steps = device["steps"].as_array().expect("steps");
+    let steps = run.list("steps");
     let bad: Vec<_> = steps.iter().filter(|s| s["ok"] == false).collect();
     assert!(steps.len() == 10 && bad.len() >= 8, "{}", run.page);
     let down = "port 1 of RDMA device mock1 is down, not active";
     for step in &bad {
-        assert!(
-            step["said"].as_str().expect("words").contains(down),
-            "{}",
-            run.page
-        );
+        assert!(words(&step["said"]).contains(down), "{}", run.page);
     }
-    let first = bad[0]["said"].as_str().expect("words");
+    let first = words(&bad[0]["said"]);
     assert!(first.starts_with(down), "{first}");
-    let log = bad[0]["output"].as_str().expect("what the log said");
+    let log = words(&bad[0]["output"]);
     assert!(
         log.contains("WARN verbs:mock1:1: port 1 went down"),
         "{log}"
     );
-    assert!(
-        bad[1]["said"]
-            .as_str()
-            .expect("words")
-            .starts_with("not tried: "),
-        "{}",
-        run.page
-    );
-    for failed in device["failed"].as_array().expect("a list") {
-        let why = failed["why"].as_str().expect("why");
+    let second = words(&bad[1]["said"]);
+    assert!(second.starts_with("not tried: "), "{second}");
+    for failed in run.list("failed") {
+        let why = words(&failed["why"]);
         assert!(why.contains(down), "{why}");
     }
     assert!(
@@ -567,26 +451,16 @@ fn a_device_that_is_slow_does_not_fail_and_a_whole_that_takes_too_long_is_cut() 
         &["--no-perf", "--signals", "100000", "--timeout", "3"],
     );
     assert_eq!(slow.status, Some(0), "{}", slow.said);
-    let steps = slow.json["devices"][0]["steps"].as_array().expect("steps");
-    let millis: u64 = steps.iter().filter_map(|s| s["millis"].as_u64()).sum();
+    let steps = slow.list("steps").iter();
+    let millis: u64 = steps.filter_map(|s| s["millis"].as_u64()).sum();
     assert!(millis > 5000, "{}", slow.page);
     let cut = hwtest("", &["--no-perf", "--signals", "10000000", "--time", "3"]);
     assert_eq!(cut.status, Some(0), "{}", cut.said);
-    assert!(
-        cut.page
-            .contains("signals, as many as there was time for, each once"),
-        "{}",
-        cut.page
-    );
+    cut.shows("signals, as many as there was time for, each once");
     let none = hwtest("", &["--signals", "10", "--time", "0.000001"]);
-    let device = &none.json["devices"][0];
-    assert_eq!(device["steps"].as_array().expect("steps").len(), 1);
-    assert!(device["left_out"].as_array().expect("a list").len() > 9);
-    assert!(
-        none.page.contains("1 of 10 steps, the others left out"),
-        "{}",
-        none.page
-    );
+    assert_eq!(none.list("steps").len(), 1);
+    assert!(none.list("left_out").len() > 9);
+    none.shows("1 of 10 steps, the others left out");
 }
 
 #[test]
@@ -608,12 +482,7 @@ fn what_is_set_wrong_is_said_before_anything_begins_and_what_is_set_is_recorded(
     }
     let folder = tempfile::tempdir().expect("a folder");
     let output = command("", folder.path())
-        .args(
-            [&SHORT[..], &["--signals", "10000001"]]
-                .concat()
-                .iter()
-                .skip(3),
-        )
+        .args(["--signals", "10000001"])
         .output()
         .expect("it runs");
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
@@ -636,14 +505,13 @@ fn a_measurement_that_fails_is_a_line_of_the_page_and_the_rest_is_in_the_json() 
         &["--signals", "100", "--timeout", "1", "--perf-time", "0.1"],
     );
     assert_eq!(run.status, Some(3), "{}", run.said);
-    let device = &run.json["devices"][0];
-    let failed = device["failed"].as_array().expect("a list");
+    let failed = run.list("failed");
     assert!(!failed.is_empty(), "{}", run.json);
     for one in failed {
-        let why = one["why"].as_str().expect("a line");
-        assert!(!why.contains('\n') && one["output"].as_str().expect("all of it").contains(why));
+        let why = words(&one["why"]);
+        assert!(!why.contains('\n') && words(&one["output"]).contains(why));
     }
-    assert!(!device["left_out"].as_array().expect("a list").is_empty());
+    assert!(!run.list("left_out").is_empty());
     let lines = run.page.lines().filter(|l| l.contains("FAILED  "));
     assert_eq!(lines.count(), failed.len(), "{}", run.page);
 }

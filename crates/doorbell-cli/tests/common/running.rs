@@ -47,11 +47,15 @@ impl Running {
 
     /// A server on a free port of the loopback interface, and where it listens.
     pub(crate) fn serve(more: &str) -> (Self, String) {
-        let args: Vec<&str> = "serve --listen 127.0.0.1:0"
-            .split(' ')
-            .chain(more.split_whitespace())
-            .collect();
-        let server = Self::start(&args);
+        Self::serve_with(doorbell(&[]), more)
+    }
+
+    /// The same of a `command` that has no arguments yet.
+    pub(crate) fn serve_with(mut command: Command, more: &str) -> (Self, String) {
+        command
+            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(more.split_whitespace());
+        let server = Self::spawn(command, &format!("doorbell serve {more}"));
         server.wait_for("listening on");
         let said = server.out();
         let at = said
