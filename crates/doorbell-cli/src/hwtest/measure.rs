@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::{Failed, HwtestArgs, LeftOut, Measured, Results, Step, heard, page, port};
+use super::{
+    DeviceResult, Failed, HwtestArgs, LeftOut, Measured, Results, Step, heard, page, port,
+};
 use crate::schema::{Outcome, Report};
 
 /// A test: its arguments, and whose kernels post (`host` or `cuda`).
@@ -92,10 +94,15 @@ enum How<'a> {
     Checked(&'a str),
 }
 
-/// Why what is atomic is left out.
-const NO_ATOMICS: &str = "this device has no atomics";
+/// Whether a test is left out, and why.
+fn left_out(test: Test, what: &str, device: &DeviceResult, by: Instant) -> Option<LeftOut> {
+    match test.is_atomic() && !device.atomics {
+        true => Some(LeftOut::new(what, "this device has no atomics")),
+        false => (Instant::now() >= by).then(|| LeftOut::for_time(what)),
+    }
+}
 
-/// Each operation to the second host: steps, and figures with them if those are asked for.
+/// Each operation to the second host, if there is one: steps, and figures with them if those are asked for.
 pub(super) fn to_peer(
     args: &HwtestArgs,
     results: &mut Results,
@@ -117,12 +124,7 @@ pub(super) fn to_peer(
         }
         let name = format!("{name} to {}", peer.name);
         let device = &mut results.devices[at];
-        let left_out = match test.is_atomic() && !device.atomics {
-            true => Some(LeftOut::new(name.clone(), NO_ATOMICS)),
-            false if Instant::now() >= until => Some(LeftOut::for_time(name.clone())),
-            false => None,
-        };
-        if let Some(left_out) = left_out {
+        if let Some(left_out) = left_out(test, &name, device, until) {
             device.left_out.push(left_out);
             continue;
         }
@@ -132,36 +134,27 @@ pub(super) fn to_peer(
             false => How::Checked(&peer.name),
         };
         let started = Instant::now();
-        let ran = match watched.still_down() {
-            Some(why) => Err(Ended::Failed {
-                why: format!("not tried: {why}"),
-                output: None,
-            }),
-            None => one(args, test, &how, until, watched),
-        };
-        let millis = started.elapsed().as_millis() as u64;
-        let step = match &ran {
-            Ok(Ran { rows, warned }) => Step {
-                name,
-                said: match rows.len() {
+        let ran = one(args, test, &how, until, watched);
+        let (said, output) = match &ran {
+            Ok(Ran { rows, warned }) => {
+                let said = match rows.len() {
                     1 => "every byte as it should be".to_owned(),
                     n => format!("{n} sizes, every byte as it should be"),
-                },
-                output: warned.clone(),
-                ok: true,
-                millis,
-            },
+                };
+                (said, warned)
+            }
             Err(Ended::TimeUp) => {
                 device.left_out.push(LeftOut::for_time(name));
                 continue;
             }
-            Err(Ended::Failed { why, output }) => Step {
-                name,
-                said: why.clone(),
-                output: output.clone(),
-                ok: false,
-                millis,
-            },
+            Err(Ended::Failed { why, output }) => (why.clone(), output),
+        };
+        let step = Step {
+            name,
+            said,
+            output: output.clone(),
+            ok: ran.is_ok(),
+            millis: started.elapsed().as_millis() as u64,
         };
         args.say(&page::step(&step));
         // Whoever is gone is not waited for again and again.
@@ -189,27 +182,15 @@ pub(super) fn here(
     let by_cuda = BY_CUDA.iter().filter(|_| results.host.gpu.is_some());
     let tests: Vec<Test> = HERE.iter().chain(by_cuda).copied().collect();
     for test in tests {
-        let device = &mut results.devices[at];
-        if test.is_atomic() && !device.atomics {
-            device.left_out.push(LeftOut::new(test.label(), NO_ATOMICS));
+        let (device, what) = (&mut results.devices[at], test.label());
+        if let Some(left_out) = left_out(test, &what, device, spent) {
+            device.left_out.push(left_out);
             continue;
         }
-        if Instant::now() >= spent {
-            device.left_out.push(LeftOut::for_time(test.label()));
-            continue;
-        }
-        let ran = match watched.still_down() {
-            Some(why) => Err(Ended::Failed {
-                why: format!("not tried: {why}"),
-                output: None,
-            }),
-            None => one(args, test, &How::Measured(None), until, watched),
-        };
-        match ran {
+        match one(args, test, &How::Measured(None), until, watched) {
             Ok(ran) => keep(args, results, at, ran, None),
-            Err(Ended::TimeUp) => device.left_out.push(LeftOut::for_time(test.label())),
+            Err(Ended::TimeUp) => device.left_out.push(LeftOut::for_time(what)),
             Err(Ended::Failed { why, output }) => {
-                let what = test.label();
                 args.say(&format!("  FAILED  {what}: {why}"));
                 device.failed.push(Failed {
                     what,
@@ -278,7 +259,7 @@ enum Ended {
     },
 }
 
-/// Runs one.
+/// Runs one, unless its port is still down.
 fn one(
     args: &HwtestArgs,
     test: Test,
@@ -286,6 +267,9 @@ fn one(
     until: Instant,
     watched: &mut port::Watched<'_>,
 ) -> Result<Ran, Ended> {
+    if let Some(why) = watched.still_down() {
+        return Err(Ended::Failed { why, output: None });
+    }
     match run(args, watched.name, test, how, until) {
         Ok(Some(ran)) => Ok(ran),
         Ok(None) => Err(Ended::TimeUp),

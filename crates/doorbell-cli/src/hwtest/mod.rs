@@ -61,8 +61,8 @@ pub(crate) struct HwtestArgs {
 }
 
 const HWTEST: &str = "\
-It changes nothing on the system. Ten minutes at most (--time). With a second
-host:
+It changes nothing on the system. About ten minutes at most (--time). With a
+second host:
   there: doorbell serve          here: doorbell hwtest --peer THAT_HOST
 Please send doorbell-hwtest.json and doorbell-hwtest.txt back, above all when
 something failed, or when nothing could be tried: to whoever gave you this
@@ -118,7 +118,7 @@ struct DeviceResult {
     failed: Vec<Failed>,
     /// What was left out, and why.
     left_out: Vec<LeftOut>,
-    /// Whether the device reaches the GPU's memory: `reached`, or why not. Absent without a CUDA GPU.
+    /// Whether the device reaches the GPU's memory: `reached`, or why not; null: there is no CUDA GPU.
     gpu_memory: Option<String>,
 }
 
@@ -128,7 +128,7 @@ struct Step {
     name: String,
     /// What was seen, or what is wrong, in a line.
     said: String,
-    /// Warnings and errors of the log, and where a program was run that failed, all that it said; absent where there is none.
+    /// Warnings and errors of the log, and where a program was run that failed, all that it said; null: nothing.
     output: Option<String>,
     ok: bool,
     millis: u64,
@@ -175,7 +175,7 @@ struct Failed {
 /// What a measurement gave.
 #[derive(Debug, Serialize)]
 struct Measured {
-    /// The second host; absent between two processes of this one.
+    /// The second host; null: between two processes of this one.
     to: Option<String>,
     /// Warnings of its log, with the first of its rows.
     output: Option<String>,
@@ -252,6 +252,11 @@ fn whole(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 impl HwtestArgs {
+    /// The files that it writes.
+    pub(crate) fn outputs(&self) -> [(&'static str, &Path); 2] {
+        [("--json", &self.json), ("--page", &self.page)]
+    }
+
     /// A line about how it goes: beside the results where those go to standard output. That it cannot be said (a full disk) does not end the test.
     fn say(&self, line: &str) {
         match is_stdout(&self.json) || is_stdout(&self.page) {
@@ -268,7 +273,7 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
     }
     let settings = settings().context(WrongArguments)?;
     let started = crate::environment::utc_now();
-    let clock = Clock::new(args.time);
+    let until = Instant::now() + args.time;
     args.say(&format!("doorbell hwtest {}", crate::VERSION));
     system::raise_memlock();
     let (library, mut devices) = found::devices(&args.device)?;
@@ -300,9 +305,9 @@ pub(crate) fn run(args: &HwtestArgs) -> Result<Ended> {
     for at in 0..results.devices.len() {
         let device = &results.devices[at];
         args.say(&format!("\n{}", page::device(device)));
-        if device.skipped.is_none() && results.nothing.is_none() {
+        if device.skipped.is_none() {
             let rest = &results.devices[at..];
-            let share = clock.share(rest.iter().filter(|d| d.skipped.is_none()).count());
+            let share = share(until, rest.iter().filter(|d| d.skipped.is_none()).count());
             test(args, &mut results, at, share)?;
             for out in &results.devices[at].left_out {
                 args.say(&page::left_out(out));
@@ -336,23 +341,10 @@ fn settings() -> Result<doorbell::Settings> {
     Ok(settings)
 }
 
-/// How long the whole may go on.
-struct Clock {
-    until: Instant,
-}
-
-impl Clock {
-    fn new(time: Duration) -> Self {
-        Self {
-            until: Instant::now() + time,
-        }
-    }
-
-    /// When the next of so many devices has had its part of what is left.
-    fn share(&self, devices: usize) -> Instant {
-        let now = Instant::now();
-        now + self.until.saturating_duration_since(now) / devices.max(1) as u32
-    }
+/// When the next of so many devices has had its part of the time that is left `until` the end of the whole.
+fn share(until: Instant, devices: usize) -> Instant {
+    let now = Instant::now();
+    now + until.saturating_duration_since(now) / devices.max(1) as u32
 }
 
 /// One port: the steps, those to the second host, and what is measured.
@@ -382,9 +374,7 @@ fn test(args: &HwtestArgs, results: &mut Results, at: usize, until: Instant) -> 
     if results.devices[at].steps.iter().all(|s| !s.ok) {
         return Ok(());
     }
-    if results.peer.is_some() {
-        measure::to_peer(args, results, at, until, &mut port)?;
-    }
+    measure::to_peer(args, results, at, until, &mut port)?;
     if !args.no_perf {
         measure::here(args, results, at, until, &mut port)?;
     }

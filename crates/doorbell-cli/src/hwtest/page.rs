@@ -1,19 +1,13 @@
 //! The results as lines to read.
 
+use std::borrow::Borrow;
 use std::fmt::Write;
 use std::path::Path;
 
 use doorbell_doctor::RdmaSystem;
 
 use super::system::Host;
-use super::{DeviceResult, HwtestArgs, LeftOut, Measured, Results, Step, measure, trial};
-
-impl HwtestArgs {
-    /// The files that it writes.
-    pub(crate) fn outputs(&self) -> [(&'static str, &Path); 2] {
-        [("--json", &self.json), ("--page", &self.page)]
-    }
-}
+use super::{DeviceResult, LeftOut, Measured, Results, Step, is_stdout, measure, trial};
 
 /// Where results are sent: to the repository, if this program knows where that is.
 pub(super) fn where_to_send(json: &Path) -> String {
@@ -21,7 +15,7 @@ pub(super) fn where_to_send(json: &Path) -> String {
         "" => "to whoever gave you this program, or as an issue of its repository".to_owned(),
         url => format!("to whoever gave you this program, or as an issue at {url}/issues"),
     };
-    let json = match json.as_os_str() == "-" {
+    let json = match is_stdout(json) {
         true => "the JSON".into(),
         false => json.display().to_string(),
     };
@@ -99,15 +93,15 @@ pub(super) fn verdict(results: &Results) -> String {
         (bad, _) => format!("{bad} of {all} steps and measurements FAILED"),
     };
     if let Some(peer) = &results.peer {
+        let name = &peer.name;
         let _ = match (&peer.why, all_there - well_there) {
             (Some(_), _) if all_there == 0 => write!(text, "; {}", peer.describe()),
-            (why, 0) => write!(text, "; all {all_there} to {} went well", peer.name).and_then(
-                |()| match why {
-                    Some(_) => write!(text, ", then {}", peer.describe()),
-                    None => Ok(()),
-                },
-            ),
-            (_, bad) => write!(text, "; {bad} of {all_there} to {} FAILED", peer.name),
+            (None, 0) => write!(text, "; all {all_there} to {name} went well"),
+            (Some(_), 0) => {
+                let then = peer.describe();
+                write!(text, "; all {all_there} to {name} went well, then {then}")
+            }
+            (_, bad) => write!(text, "; {bad} of {all_there} to {name} FAILED"),
         };
     }
     for missed in results.devices.iter().filter(|d| d.is_missed()) {
@@ -203,12 +197,15 @@ pub(super) fn host(host: &Host) -> Vec<String> {
     lines
 }
 
-/// Network controllers, with what one lacks to be an RDMA device; and what of the RDMA software is there.
-fn adapters(rdma: &RdmaSystem) -> Vec<String> {
-    let list = |words: &[String]| match words {
+fn list<T: Borrow<str>>(words: &[T]) -> String {
+    match words {
         [] => "none".to_owned(),
         words => words.join(" "),
-    };
+    }
+}
+
+/// Network controllers, with what one lacks to be an RDMA device; and what of the RDMA software is there.
+fn adapters(rdma: &RdmaSystem) -> Vec<String> {
     let mut lines: Vec<String> = rdma
         .adapters
         .iter()
@@ -233,12 +230,9 @@ fn adapters(rdma: &RdmaSystem) -> Vec<String> {
     if lines.is_empty() {
         lines.push("network controllers on the PCI bus: none".to_owned());
     }
-    let modules = match rdma.modules.as_slice() {
-        [] => "none".to_owned(),
-        loaded => loaded.join(" "),
-    };
     lines.push(format!(
-        "RDMA modules {modules}; providers of rdma-core {}",
+        "RDMA modules {}; providers of rdma-core {}",
+        list(&rdma.modules),
         list(&rdma.providers)
     ));
     lines

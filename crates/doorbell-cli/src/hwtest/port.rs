@@ -22,11 +22,11 @@ impl<'a> Watched<'a> {
         }
     }
 
-    /// Before a step: why it need not be tried, if the port was down after another and is so still.
+    /// Before a step: that it is not tried and why, if the port was down after another and is so still.
     pub(super) fn still_down(&mut self) -> Option<String> {
         let why = self.down.then(|| trouble(self.name)).flatten();
         self.down = why.is_some();
-        why
+        why.map(|why| format!("not tried: {why}"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a reader of the results needs to know of the host and its devices, read from the kernel's own files; what cannot be read is absent.
+//! What a reader of the results needs to know of the host and its devices, read from the kernel's own files; what cannot be read is null.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::{LeftOut, Noted, Step, heard, port};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use doorbell::cpu::{CpuQueue, Post, Ticket, deadline, local, remote};
 use doorbell::device_api::{Error as DeviceError, Fetch, Key};
@@ -14,6 +13,8 @@ use doorbell::{
     Access, Config, CpuQp, Device, Endpoint, GpuSelect, HcaCores, LinkKind, Mr, Pd, Place, Qp,
     QpState, RemoteMr, Reset,
 };
+
+use super::{LeftOut, Noted, Step, heard, port};
 
 /// Bytes of each region: the largest message.
 const LARGEST: usize = 8 << 20;
@@ -157,6 +158,17 @@ fn settle(
     Ok(())
 }
 
+/// Makes room for one more request: where as many are under way as may be, the oldest is waited for.
+fn room(
+    under_way: &mut VecDeque<Ticket>,
+    settled: impl FnOnce(Ticket) -> Result<()>,
+) -> Result<()> {
+    match under_way.len() {
+        UNDER_WAY => under_way.pop_front().map_or(Ok(()), settled),
+        _ => Ok(()),
+    }
+}
+
 fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (i as u8).wrapping_mul(31) ^ seed as u8 ^ (i >> 8) as u8)
@@ -227,7 +239,7 @@ fn timed<T>(
 ) -> (Option<T>, Step) {
     let started = Instant::now();
     let ended = match port.still_down() {
-        Some(why) => Err(format!("not tried: {why}")),
+        Some(why) => Err(why),
         None => f().map_err(|e| port.because(crate::words(&e))),
     };
     let (value, ok, said) = match ended {
@@ -370,15 +382,9 @@ fn words(bench: &Bench, amount: Amount) -> Result<String> {
     let mut under_way = VecDeque::with_capacity(UNDER_WAY);
     let mut count = 0;
     while count < amount.signals && (count % 64 != 0 || Instant::now() < enough) {
-        if under_way.len() == UNDER_WAY
-            && let Some(oldest) = under_way.pop_front()
-        {
-            done(Ok(oldest))?;
-        }
-        under_way.push_back(
-            q.signal_add(remote(&there, 64), 1, bench.how())
-                .map_err(told)?,
-        );
+        room(&mut under_way, |oldest| done(Ok(oldest)))?;
+        let posted = q.signal_add(remote(&there, 64), 1, bench.how());
+        under_way.push_back(posted.map_err(told)?);
         count += 1;
     }
     done(q.nop(bench.how()))?;
@@ -401,11 +407,9 @@ fn many(bench: &Bench, _: Amount) -> Result<String> {
     let count = 3000u64;
     let mut under_way = VecDeque::with_capacity(UNDER_WAY);
     for i in 0..count {
-        if under_way.len() == UNDER_WAY
-            && let Some(oldest) = under_way.pop_front()
-        {
-            settle(&qp, &q, oldest, bench.timeout).map_err(told)?;
-        }
+        room(&mut under_way, |oldest| {
+            settle(&qp, &q, oldest, bench.timeout).map_err(told)
+        })?;
         let posted = q.put_value(remote(&there, 128), i, 8, bench.how());
         under_way.push_back(posted.map_err(told)?);
     }
