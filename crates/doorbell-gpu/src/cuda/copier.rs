@@ -449,16 +449,19 @@ impl CudaCopier {
         }
     }
 
+    /// A piece that the kernel has made.
+    fn made(&self, state: &mut State, segment: Segment) {
+        if segment.last {
+            self.done.store(segment.ticket, Ordering::Release);
+        }
+        state.plan.recycle(segment);
+    }
+
     fn retire_launches(&self, state: &mut State, current: &Current<'_>) {
         while let Some(lane) = state.lane.as_mut().filter(|lane| lane.is_busy()) {
             match lane.poll(current, Instant::now()) {
                 Ok(None) => return,
-                Ok(Some(Ended::Done(segment))) => {
-                    if segment.last {
-                        self.done.store(segment.ticket, Ordering::Release);
-                    }
-                    state.plan.recycle(segment);
-                }
+                Ok(Some(Ended::Done(segment))) => self.made(state, segment),
                 Ok(Some(Ended::TakenBack(segments))) => {
                     state.stats.taken_back += segments.len() as u64;
                     for segment in segments.into_iter().rev() {
@@ -485,6 +488,19 @@ impl CudaCopier {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return self.contended(ticket).map(|()| false),
         };
+        // A kernel that is there takes a few microseconds in all, so nothing is asked of the driver while it does what it should.
+        if state.waits_for_kernel() && self.context.is_ours() {
+            let now = Instant::now();
+            while let Some(segment) = state.lane.as_mut().and_then(|lane| lane.done(now)) {
+                self.made(&mut state, segment);
+            }
+            let done = ticket <= self.done.load(Ordering::Acquire);
+            if done
+                || state.lane.as_ref().is_some_and(|lane| lane.is_well(now)) && ticket < state.next
+            {
+                return Ok(done);
+            }
+        }
         let current = self.context.enter()?;
         if state.lost.is_none() {
             self.in_driver(|| {
@@ -601,6 +617,15 @@ impl CudaCopier {
 }
 
 impl State {
+    /// Is all that is under way the kernel's, and nothing queued or to be told?
+    fn waits_for_kernel(&self) -> bool {
+        self.lane.as_ref().is_some_and(Lane::is_busy)
+            && self.flying.is_empty()
+            && self.queue.is_empty()
+            && self.failed.is_empty()
+            && self.lost.is_none()
+    }
+
     /// The oldest ticket under way, and since when.
     fn oldest(&self) -> Option<(u64, Instant)> {
         let engine = self.flying.front().map(|f| (f.ticket, f.born));

@@ -32,7 +32,7 @@ const START: Duration = Duration::from_micros(200);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a kernel that runs and does not answer makes us look whether its context is lost.
 const SUSPECT: Duration = Duration::from_millis(10);
-/// So many calls in a row that took [`START`] or longer are no accident of the scheduler's: a tool in this process, of which no variable tells
+/// So many calls in a row that took [`START`] or longer, or as long as the kernel stayed, are no accident of the scheduler's: a tool in this process, of which no variable tells
 /// (a profiler by CUPTI), lets launches wait for kernels, and those may wait for our copies.
 const SLOW: u32 = 4;
 /// Threads of the one block: those that copy, and a warp beside them.
@@ -328,7 +328,10 @@ impl Lane {
         }
         let now = Instant::now();
         let took = now.saturating_duration_since(called);
-        self.slow = if took < START { 0 } else { self.slow + 1 };
+        // The call took as long as the kernel was there, which is what it does when it waits for kernels.
+        let stayed = !self.stay.is_zero() && self.board().left.load(Ordering::Relaxed) != 0;
+        let slow = stayed || took >= START;
+        self.slow = if slow { self.slow + 1 } else { 0 };
         if self.slow == SLOW {
             self.refused = true;
             tracing::warn!(
@@ -343,23 +346,41 @@ impl Lane {
         Ok(())
     }
 
+    /// The oldest piece, if all its copies were made. It asks no driver.
+    pub(super) fn done(&mut self, now: Instant) -> Option<Segment> {
+        let number = self.flying.front()?.number;
+        if self.board().done.load(Ordering::Acquire) < number {
+            return None;
+        }
+        self.front_since = now;
+        match &mut self.launch {
+            // It has started after all.
+            Some(launch) if launch.taking_back => launch.taking_back = false,
+            _ => self.pause = PAUSE.0,
+        }
+        self.flying.pop_front().map(|job| job.segment)
+    }
+
+    /// Is all as it should be, so that there is nothing to do but wait? It asks no driver.
+    pub(super) fn is_well(&self, now: Instant) -> bool {
+        let Some(launch) = self.launch else {
+            return !self.is_busy();
+        };
+        let started = || self.board().started.load(Ordering::Relaxed) != 0;
+        !self.has_left()
+            && now.saturating_duration_since(self.front_since) < SUSPECT
+            && (started() || now.saturating_duration_since(launch.since) < START)
+    }
+
     /// What has ended, piece by piece; to be called until it says `None`. An error: the context is lost.
     pub(super) fn poll(&mut self, current: &Current<'_>, now: Instant) -> Result<Option<Ended>> {
-        let Some(front) = self.flying.front() else {
+        if !self.is_busy() {
             return Ok(None);
-        };
-        let number = front.number;
+        }
         // In this order: a kernel that has left has done all that it ever will.
         let left = self.has_left();
-        if self.board().done.load(Ordering::Acquire) >= number {
-            self.front_since = now;
-            match &mut self.launch {
-                // It has started after all.
-                Some(launch) if launch.taking_back => launch.taking_back = false,
-                _ => self.pause = PAUSE.0,
-            }
-            let done = self.flying.pop_front();
-            return Ok(done.map(|job| Ended::Done(job.segment)));
+        if let Some(segment) = self.done(now) {
+            return Ok(Some(Ended::Done(segment)));
         }
         let taking_back = self.launch.is_some_and(|launch| launch.taking_back);
         if left {

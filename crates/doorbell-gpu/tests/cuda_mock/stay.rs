@@ -209,3 +209,17 @@ fn its_life_is_bounded_though_jobs_do_not_end() {
     assert!(counts(&b).1 > 0);
     b.mock.clean();
 }
+
+/// As under a profiler that lets each launch wait until its kernel has ended: that is when nothing can be posted to it.
+#[test]
+fn launches_that_take_as_long_as_it_stays_are_given_up() {
+    let b = Bench::new("stay_serial");
+    b.copier.set_stay(Duration::from_micros(1));
+    b.mock.call_int("mock_serial", 1);
+    for from in 0..10 {
+        b.done(&b.words(0, from * 1000, 16));
+    }
+    assert_eq!(b.mock.get("launches"), 4);
+    assert_eq!(b.device_bytes()[..128], b.data[9000..9128]);
+    b.mock.clean();
+}

@@ -120,6 +120,7 @@ void mock_mode(int m) { mode = m; }
 struct launch { uint64_t *board, number, post[2], stay, life, born; int device, begun; };
 static struct launch launches[64]; /* that have not done their first job */
 static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end; 3: it does so as it is taken back */
+static int serial; /* a launch returns when its kernel has ended */
 static int deaf; /* 1: those that stay do not look; 2: they leave without looking */
 static struct sigaction faults;
 
@@ -217,6 +218,7 @@ static void run_launches(void) {
     }
 }
 void mock_slow_launches(int us) { launch_us = us; }
+void mock_serial(int on) { serial = on; }
 void mock_deaf(int how) {
     pthread_mutex_lock(&lock);
     deaf = how;
@@ -368,13 +370,17 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
         if (gx != 1 || bx < 64 || bx > 288 || bx % 32) violate("the copies' kernel in another shape");
         if (!find((P)p) || launch_count == 64) return INVALID;
         n.launches++;
-        if (launch_us) usleep(launch_us);
         uint64_t *word[5];
         memcpy(word, args, sizeof word);
         for (int i = 0; i < launch_count; i++)
             if (launches[i].board == p) violate("two launches of one board");
         launches[launch_count++] = (struct launch){p, *word[1], {*word[2], *word[3]}, *word[4] & 0xffffffff, *word[4] >> 32, 0, stack[depth - 1], 0};
         run_launches();
+        for (int slept = 0; (launch_us && !slept) || (serial && staying); slept = 1) { /* others go on */
+            pthread_mutex_unlock(&lock);
+            usleep(launch_us);
+            pthread_mutex_lock(&lock);
+        }
         return OK;
     }
     if (!find((P)p)) violate("parameters outside device memory");
