@@ -34,6 +34,14 @@ static unsigned long long run(Rank& r, const char* name, int rounds, size_t byte
   return run(r.comm, r.stream, r.rank, r.job, name, rounds, bytes, launch);
 }
 
+// Words with a signal each, by threads of many blocks.
+static unsigned long long run_hammer(Rank& r, const char* name, int mode, int blocks, int rounds) {
+  auto s = r.stream;
+  unsigned long long ns = run(r, name, rounds, 0, [=](Job j) { hammer<<<blocks, 32, 0, s>>>(j, mode); });
+  if (mode == 0) r.job.before += 32ull * rounds * blocks;
+  return ns;
+}
+
 // Every call once, and what it must have done.
 static void checks(Rank& r) {
   int ranks = r.ranks;
@@ -78,7 +86,7 @@ static void again(Rank& r) {
     if (i % 6 == 5)
       run(r, name, rounds, 0, [=](Job j) { signals<<<blocks, 32, 0, s>>>(j); });
     else
-      run(r, name, rounds, 0, [=](Job j) { hammer<<<blocks, 32, 0, s>>>(j, mode); });
+      run_hammer(r, name, mode, blocks, rounds);
   }
   quiet = false;
   if (r.rank == 0 && !shared->failures) printf("ok again: %d kernels in %.1f s\n", kernels, seconds() - begin);
@@ -113,7 +121,7 @@ static void rates(Rank& r) {
   const char* modes[] = {"shared by the GPU", "shared by a block", "a thread's own"};
   for (int mode = 0; mode < 3; mode++) {
     int rounds = mode == 2 ? 500 : 50, threads = 32;
-    unsigned long long ns = run(r, modes[mode], rounds, 0, [=](Job j) { hammer<<<BLOCKS, threads, 0, s>>>(j, mode); });
+    unsigned long long ns = run_hammer(r, modes[mode], mode, BLOCKS, rounds);
     double posts = double(rounds) * (mode == 2 ? 1 : threads) * BLOCKS;
     if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank; %.2f cores\n", modes[mode], posts * 1e3 / ns, cores);
   }
@@ -125,7 +133,7 @@ static void rates(Rank& r) {
     char name[64];
     snprintf(name, sizeof name, "%d block(s), a context each", blocks);
     int rounds = 500;
-    unsigned long long ns = run(r, name, rounds, 0, [=](Job j) { hammer<<<blocks, 32, 0, s>>>(j, 1); });
+    unsigned long long ns = run_hammer(r, name, 1, blocks, rounds);
     if (rank == 0 && ns) printf("rate put 8 B + signal, %s: %.3f M/s a rank; %.2f cores\n", name, rounds * 32.0 * blocks * 1e3 / ns, cores);
     ns = run(r, name, rounds, 0, [=](Job j) { signals<<<blocks, 32, 0, s>>>(j); });
     if (rank == 0 && ns) printf("rate signal, %s: %.3f M/s a rank; %.2f cores\n", name, rounds * 32.0 * blocks * 1e3 / ns, cores);

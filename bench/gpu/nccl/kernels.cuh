@@ -15,6 +15,7 @@ struct Job {
   unsigned long long* out;   // pinned: what the kernel reports
   int rounds;
   size_t bytes;
+  unsigned long long before;  // signals of earlier kernels that all blocks share
 };
 
 __device__ int next(const Job& j) { return (j.comm.rank + 1) % j.comm.nRanks; }
@@ -157,7 +158,8 @@ __global__ void hammer(Job j, int mode) {
   ncclGinResourceSharingMode sharing = mode == 0 ? NCCL_GIN_RESOURCE_SHARING_GPU : mode == 1 ? NCCL_GIN_RESOURCE_SHARING_CTA : NCCL_GIN_RESOURCE_SHARING_THREAD;
   ncclGin gin{j.comm, mode == 0 ? 0 : (int)blockIdx.x, sharing};
   unsigned signal = 8 + mode, posters = mode == 2 ? 1 : blockDim.x;
-  unsigned long long base = gin.readSignal(signal);
+  // Where all blocks share a signal, others may have begun before this one looks.
+  unsigned long long base = mode == 0 ? j.before : gin.readSignal(signal);
   size_t each = posters * (size_t)j.rounds, first = each * blockIdx.x;
   for (size_t i = threadIdx.x; i < each; i += blockDim.x) words(j, 0)[first + i] = word_of(j.comm.rank, first + i, mode);
   __threadfence_system();

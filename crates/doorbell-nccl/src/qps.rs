@@ -37,19 +37,23 @@ impl Qps {
                 .cq(shape.cq)
                 .handler(comm.settings.handler)
         };
-        for _ in 0..shape.contexts {
+        let cores = comm
+            .node
+            .device
+            .soft()
+            .map(|soft| soft.hca().health().len());
+        for context in 0..shape.contexts {
             for rank in 0..comm.ranks {
+                // A companion waits for the main queue's CQ, which is cheapest on the same core.
+                let builder = || match cores {
+                    Some(cores) => builder().core(core_of(context, rank, cores)),
+                    None => builder(),
+                };
                 let main = AnyQp::from(builder().build()?);
                 comm.node.watch.add_qp(&comm.health, rank, &main);
-                let core = main.core();
                 qps.main.push(main);
                 if shape.companions {
-                    // It waits for the main queue's CQ, which is cheapest on the same core.
-                    let builder = match core {
-                        Some(core) => builder().core(core),
-                        None => builder(),
-                    };
-                    let companion = AnyQp::from(builder.build()?);
+                    let companion = AnyQp::from(builder().build()?);
                     comm.node.watch.add_qp(&comm.health, comm.rank, &companion);
                     qps.companions.push(companion);
                 }
@@ -119,10 +123,38 @@ impl Drop for Qps {
     }
 }
 
+/// The engine core of a queue pair. Contexts towards one rank are spread, and so are the ranks of one context: cores that took queue pairs in the order in
+/// which they are made would, two of them for two ranks, have one rank each, and a rank that talks to the other would have one core for all.
+fn core_of(context: usize, rank: usize, cores: usize) -> usize {
+    (context + rank) % cores.max(1)
+}
+
 /// The next length and so many bytes.
 fn split<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (len, tail) = rest.split_first_chunk::<4>()?;
     let (one, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     *rest = tail;
     Some(one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_core_has_its_part_of_what_goes_to_one_rank_and_of_one_context() {
+        for (cores, ranks, contexts) in [(1, 2, 16), (2, 2, 16), (2, 1, 2), (3, 8, 6), (4, 4, 4)] {
+            let share = |all: &mut dyn Iterator<Item = usize>| {
+                let mut count = vec![0usize; cores];
+                all.for_each(|core| count[core] += 1);
+                count.iter().max().unwrap() - count.iter().min().unwrap()
+            };
+            for rank in 0..ranks {
+                assert!(share(&mut (0..contexts).map(|c| core_of(c, rank, cores))) <= 1);
+            }
+            for context in 0..contexts {
+                assert!(share(&mut (0..ranks).map(|r| core_of(context, r, cores))) <= 1);
+            }
+        }
+    }
 }

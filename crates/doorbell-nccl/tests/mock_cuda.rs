@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use common::gin::{AGGREGATE, Signal, With};
+use common::hammer::{Hammer, hammer};
 use common::jobs::{Part, play};
 use common::rma::{RmaRank, proxy};
 use common::scenes::{all_to_all, strict, whole};
@@ -143,6 +144,15 @@ fn run(
     whole(rank, gather, |r: &Rank| match what {
         "signals one" | "signals each" => signals(r, driver, &pages),
         "strict one" | "strict each" => strict(r, &pages, 20),
+        "hammer one" | "hammer each" => hammer(r, &pages, HAMMER),
+        "short hammer each" => hammer(
+            r,
+            &pages,
+            Hammer {
+                kernels: 12,
+                ..HAMMER
+            },
+        ),
         _ => all_to_all(r, &pages, 30_000),
     });
 }
@@ -200,6 +210,12 @@ fn signals(rank: &Rank, driver: &Driver, pages: impl Fn(usize) -> Pages) {
     context.destroy();
     rank.deregister(window);
 }
+
+const HAMMER: Hammer = Hammer {
+    kernels: 100,
+    blocks: 3,
+    depth: 64,
+};
 
 fn on_mock(scene: &str, ranks: usize, each: usize, more: &[(&str, &str)]) {
     let mut variables = vec![
@@ -260,4 +276,27 @@ fn nccls_own_proxy_signals_memory_that_nobody_can_import() {
     on_mock("proxy one", 2, 2, &[]);
     on_mock("proxy each", 2, 1, &[]);
     on_mock("proxy each", 2, 2, &[]);
+}
+
+#[test]
+fn short_kernels_lose_nothing_beside_two_engine_cores() {
+    on_mock("short hammer each", 2, 1, &[("DOORBELL_HCA_CORES", "2")]);
+}
+
+/// Kernels of several blocks, hundreds of them, beside one engine core and several: nothing may get lost where queues begin, end and fall silent.
+#[test]
+#[ignore = "heavy: 24 jobs of 100 kernels"]
+fn heavy_short_kernels_lose_nothing_whatever_the_engine_cores() {
+    for cores in ["1", "2", "3"] {
+        for more in [
+            &[][..],
+            &[("DOORBELL_NCCL_SIGNALS", "gpu")],
+            &[("DOORBELL_HANDLER", "record")],
+            &[("DOORBELL_GPU_COPIES", "kernel")],
+        ] {
+            let variables = [&[("DOORBELL_HCA_CORES", cores)], more].concat();
+            on_mock("hammer each", 2, 1, &variables);
+            on_mock("hammer one", 2, 2, &variables);
+        }
+    }
 }

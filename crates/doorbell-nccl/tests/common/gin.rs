@@ -3,6 +3,7 @@
 //! Nothing here comes from Doorbell's crates. Offsets, opcodes and the order of stores are written down from NCCL 2.30.7 once more, so that a
 //! mistake in a layout shows as a failed test and not as two sides that agree with each other.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, fence};
 use std::time::{Duration, Instant};
@@ -64,6 +65,41 @@ pub enum Failed {
     Cqe(u8, u8),
     /// Nothing came.
     TimedOut,
+}
+
+thread_local! {
+    /// The state of this thread's [`pauses`]; 0: none.
+    static PAUSES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// From now on this thread stands still now and then between two steps of a post.
+pub fn pauses(seed: u64) {
+    PAUSES.set(seed | 1);
+}
+
+/// Between two steps of a post.
+fn pause() {
+    let mut x = PAUSES.get();
+    if x == 0 {
+        return;
+    }
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    PAUSES.set(x);
+    match x % 1024 {
+        0 => std::thread::sleep(Duration::from_micros(200)),
+        1..32 => std::thread::yield_now(),
+        _ => {}
+    }
+}
+
+/// Lets others go on. Threads that stand still now and then are many, and engines must not wait for all of them.
+fn rest() {
+    match PAUSES.get() {
+        0 => std::thread::yield_now(),
+        _ => std::thread::sleep(Duration::from_micros(20)),
+    }
 }
 
 fn u8_at(addr: u64) -> &'static AtomicU8 {
@@ -170,6 +206,7 @@ impl Qp {
             }
             _ => rsvd.fetch_add(count, Relaxed),
         };
+        pause();
         let last = first + count - 1;
         if opts & SKIP_CREDIT == 0 && last >= self.depth() {
             // An error CQE ends this wait too; the headers go on in silence.
@@ -207,6 +244,7 @@ impl Qp {
     }
 
     fn ready(self, first: u64, last: u64) {
+        pause();
         let ready = self.word(8);
         if self.sharing == Sharing::Thread {
             ready.store(last + 1, Relaxed);
@@ -217,13 +255,14 @@ impl Qp {
             .compare_exchange(first, last + 1, AcqRel, Relaxed)
             .is_err()
         {
-            std::thread::yield_now();
+            rest();
         }
         fence(Acquire);
     }
 
     /// Tells the executor of everything below `pi`.
     fn submit(self, pi: u64, opts: u32) {
+        pause();
         let db = u64_at(u64_at(self.at + 80).load(Relaxed));
         let bell = || {
             let word = u64::from((pi as u32) << 8) << 32;
@@ -237,7 +276,7 @@ impl Qp {
                 // SAFETY: the lock word of this queue pair.
                 let lock = unsafe { AtomicI32::from_ptr((self.at + self.form.lock) as *mut i32) };
                 while lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
-                    std::thread::yield_now();
+                    rest();
                 }
                 if self.word(16).fetch_max(pi, Relaxed) < pi {
                     fence(Release);
@@ -298,7 +337,7 @@ impl Qp {
             if Instant::now() >= deadline {
                 return Err(Failed::TimedOut);
             }
-            std::thread::yield_now();
+            rest();
         }
     }
 }
@@ -613,6 +652,6 @@ pub fn wait(read: impl Fn() -> u64, least: u64, time: Duration, what: &str) -> u
             return value;
         }
         assert!(Instant::now() < deadline, "{what} is {value}, not {least}");
-        std::thread::yield_now();
+        rest();
     }
 }

@@ -6,6 +6,7 @@
 )]
 
 pub mod gin;
+pub mod hammer;
 pub mod jobs;
 pub mod rma;
 pub mod scenes;
