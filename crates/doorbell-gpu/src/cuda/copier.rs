@@ -15,7 +15,7 @@ use super::context::{Context, Current};
 use super::engine::Engine;
 use super::lane::{Ended, Lane};
 use super::memory::Memory;
-use super::policy::{Habit, Policy};
+use super::policy::{Habit, Kind, Policy};
 use super::ranges::{Near, Place, Ranges};
 use super::segment::{Plan, Segment, Way};
 use super::types::*;
@@ -28,23 +28,6 @@ use crate::{GpuError, Result};
 const IN_DRIVER: usize = 512;
 /// Bytes of pinned memory through which copies within one GPU go.
 pub(super) const BOUNCE: usize = 4 << 20;
-
-/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200 (bench/results/2026-11-30-h200-copies/selfcheck.txt): a
-/// launch took 12 to 15 us up to 64 copies of 8 bytes and 18 to 20 us for 256; the engine 6 to 7 us, 0.4 to 0.7 us more for each copy after the first,
-/// and by way of host memory about twice that. Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind
-/// them, and of a launch only its few reads.
-mod small {
-    /// From so many copies on; within one GPU one is enough, which is as quick alone, and quicker where others follow.
-    pub(super) const COUNT: usize = 8;
-    /// Up to so many bytes a copy, on average: one block moves 6 to 7 GB/s.
-    pub(super) const MEAN: u64 = 2 << 10;
-    /// The same if some are within one GPU.
-    pub(super) const MEAN_WITHIN: u64 = 4 << 10;
-    /// Up to so many bytes in all where a kernel is there.
-    pub(super) const FEW: u64 = 16 << 10;
-    /// Up to so many bytes in all, where the kernel is wanted wherever it may be.
-    pub(super) const MOST: u64 = 256 << 10;
-}
 
 /// How a caller wants copies done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,6 +234,8 @@ impl CudaCopier {
             ranges,
             lane,
             habit,
+            queue,
+            flying,
             ..
         } = state;
         within.clear();
@@ -276,26 +261,23 @@ impl CudaCopier {
             // A kernel writes as it reads; by way of host memory all is read first.
             apart &= op.src.abs_diff(op.dst) >= op.len;
         }
-        let count = ops.len() as u64;
-        let within = within.contains(&true);
-        let most = match (self.policy, within) {
-            (Policy::Kernel, _) => small::MOST,
-            (_, true) => small::MEAN_WITHIN * count,
-            (_, false) => small::MEAN * count,
+        let kind = Kind {
+            count: ops.len(),
+            bytes,
+            within: within.contains(&true),
         };
-        // One that is there, or will be wanted again soon, moves a few larger ones sooner than the engine begins.
-        let (is_there, stay) = match lane {
-            Some(lane) => (lane.is_there(), lane.stay()),
-            None => (false, Duration::ZERO),
-        };
-        let few = how == How::Any && apart && (1..=most.max(small::FEW)).contains(&bytes);
-        let there = few && habit.goes_on(now, stay) || is_there;
-        let (least, most) = match there {
-            true => (1, most.max(small::FEW)),
-            false if within || self.policy == Policy::Kernel => (1, most),
-            false => (small::COUNT, most),
-        };
-        let wanted = how == How::Any && apart && ops.len() >= least && (1..=most).contains(&bytes);
+        let kernel = lane.as_ref().filter(|_| how == How::Any && apart);
+        let wanted = kernel.is_some_and(|lane| {
+            // Behind copies of the engine's a few more are its own: the kernel's would wait until those are seen to have ended.
+            let is_free = match queue.back() {
+                Some(segment) => segment.way == Way::Kernel,
+                None => flying.is_empty(),
+            };
+            // Where it is there, and where a kernel would have been there.
+            let soon = self.policy.takes(kind, true) && habit.goes_on(now, lane.stay());
+            self.policy
+                .takes(kind, is_free && (soon || lane.is_there()))
+        });
         let mut reached = |op: &CopyOp| {
             op.len == 0
                 || from.is_reached(ranges, current, op.src, op.len)

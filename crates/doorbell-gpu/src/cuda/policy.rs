@@ -24,7 +24,55 @@ pub(crate) enum Policy {
     Auto,
 }
 
+/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200 (bench/results/2026-11-30-h200-copies/selfcheck.txt): a
+/// launch took 12 to 15 us up to 64 copies of 8 bytes and 18 to 20 us for 256; the engine 6 to 7 us, 0.4 to 0.7 us more for each copy after the first,
+/// and by way of host memory about twice that. Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind
+/// them, and of a launch only its few reads.
+mod small {
+    /// From so many copies on; within one GPU one is enough, which is as quick alone, and quicker where others follow.
+    pub(super) const COUNT: usize = 8;
+    /// Up to so many bytes a copy, on average: one block moves 6 to 7 GB/s.
+    pub(super) const MEAN: u64 = 2 << 10;
+    /// The same if some are within one GPU.
+    pub(super) const MEAN_WITHIN: u64 = 4 << 10;
+    /// Up to so many bytes in all where a kernel is there.
+    pub(super) const FEW: u64 = 16 << 10;
+    /// Up to so many bytes in all, where the kernel is wanted wherever it may be.
+    pub(super) const MOST: u64 = 256 << 10;
+}
+
+/// The copies of a ticket, which go one way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    pub(crate) count: usize,
+    /// In all.
+    pub(crate) bytes: u64,
+    /// Some have both ends in one GPU.
+    pub(crate) within: bool,
+}
+
 impl Policy {
+    /// Is a kernel to make these copies? `there`: one is there, or will be wanted again so soon that its launch pays.
+    pub(crate) fn takes(self, kind: Kind, there: bool) -> bool {
+        let Kind {
+            count,
+            bytes,
+            within,
+        } = kind;
+        let many = count as u64;
+        let (least, most) = match (self, within) {
+            (Self::Engine, _) => return false,
+            (Self::Kernel, _) => (1, small::MOST),
+            (Self::Auto, true) => (1, small::MEAN_WITHIN * many),
+            (Self::Auto, false) => (small::COUNT, small::MEAN * many),
+        };
+        let (least, most) = match there {
+            true => (1, most.max(small::FEW)),
+            false => (least, most),
+        };
+        count >= least && (1..=most).contains(&bytes)
+    }
+
     /// From the environment, with a sentence about why it is not what was asked for, or what one would expect.
     pub(crate) fn of_environment() -> Result<(Self, Option<String>)> {
         Self::of(|name| std::env::var(name).ok())
@@ -193,5 +241,31 @@ mod tests {
         assert!(!habit.goes_on(start, Duration::ZERO));
         assert!(!habit.goes_on(start, Duration::ZERO));
         assert!(!habit.goes_on(start, Duration::ZERO));
+    }
+
+    #[test]
+    fn what_a_kernel_takes_depends_on_whether_it_is_there() {
+        for (count, bytes, within, takes) in [
+            (1, 8, false, [false, true]),
+            (1, 8, true, [true, true]),
+            (7, 56, false, [false, true]),
+            (8, 64, false, [true, true]),
+            (1, small::FEW, false, [false, true]),
+            (1, small::FEW + 1, false, [false, false]),
+            (1, small::MEAN_WITHIN + 1, true, [false, true]),
+            (100, 100 * small::MEAN, false, [true, true]),
+            (100, 100 * small::MEAN + 1, false, [false, false]),
+            (3, 0, true, [false, false]),
+        ] {
+            let kind = Kind {
+                count,
+                bytes,
+                within,
+            };
+            let of = |policy: Policy| [false, true].map(|there| policy.takes(kind, there));
+            assert_eq!(of(Policy::Auto), takes, "{kind:?}");
+            assert_eq!(of(Policy::Engine), [false; 2]);
+            assert_eq!(of(Policy::Kernel), [bytes > 0; 2]);
+        }
     }
 }

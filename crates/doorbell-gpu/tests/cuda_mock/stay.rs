@@ -121,6 +121,31 @@ fn single_copies_that_follow_each_other_are_worth_a_launch() {
     b.mock.clean();
 }
 
+/// What follows a copy of the engine's closely is the engine's too, though a kernel is there: it need not wait until somebody has seen that one's end.
+#[test]
+fn a_few_copies_behind_the_engines_are_its_own() {
+    let b = Bench::new("stay_behind");
+    b.copier.set_stay(EVER);
+    b.done(&b.words(0, 0, 20));
+    b.mock.call_int("mock_hold_copies", 1);
+    let then = counts(&b);
+    b.submit(&[b.op(0, 0, 100 << 10)]);
+    let few = b.submit(&b.words(0, 400, 3));
+    assert_eq!(counts(&b), (then.0, then.1, then.2 + 4));
+    // Many are worth the wait, and what follows them is posted behind them.
+    b.submit(&b.words(0, 800, 20));
+    let last = b.submit(&b.words(0, 1200, 1));
+    assert_eq!(counts(&b), (then.0, then.1, then.2 + 4));
+    assert!(!b.copier.poll(few).unwrap());
+    b.mock.call_int("mock_hold_copies", 0);
+    b.copier.wait(last, LONG).unwrap();
+    assert_eq!(counts(&b), (then.0, then.1 + 2, then.2 + 4));
+    let bytes = b.device_bytes();
+    assert_eq!(bytes[..8], b.data[1200..1208]);
+    assert_eq!(bytes[8..160], b.data[808..960]);
+    b.mock.clean();
+}
+
 /// Jobs that it does not look at any more when they come: they are launched, in order, and once.
 #[test]
 fn jobs_that_come_as_it_leaves_are_launched() {
