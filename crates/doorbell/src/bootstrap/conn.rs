@@ -34,6 +34,8 @@ pub(super) struct Conn {
     heard: Option<Instant>,
     /// How the connection ended.
     ended: Option<String>,
+    /// Bytes of a frame's body at most.
+    limit: usize,
 }
 
 impl AsFd for Conn {
@@ -57,7 +59,21 @@ impl Conn {
             written: 0,
             heard: None,
             ended: None,
+            limit: MAX_FRAME,
         }
+    }
+
+    /// Of somebody who may not make us allocate more than so much, until it is [let in](Self::let_in).
+    pub(super) fn limited(stream: Stream, limit: usize) -> Self {
+        Self {
+            limit,
+            ..Self::new(stream)
+        }
+    }
+
+    /// It is one of the ranks.
+    pub(super) fn let_in(&mut self) {
+        self.limit = MAX_FRAME;
     }
 
     /// The socket, for another protocol. What came and was not taken is lost.
@@ -102,7 +118,7 @@ impl Conn {
         while self.ended.is_none() && self.inbox.len() < most.min(KEPT) {
             let need = match self.partial.first_chunk::<HEADER>() {
                 None => HEADER,
-                Some(head) => HEADER + Frame::parse(head, from, MAX_FRAME)?.1,
+                Some(head) => HEADER + Frame::parse(head, from, self.limit)?.1,
             };
             if self.partial.len() < need {
                 let old = self.partial.len();
@@ -122,7 +138,7 @@ impl Conn {
             }
             let bytes = std::mem::take(&mut self.partial);
             if let Some(head) = bytes.first_chunk::<HEADER>() {
-                let (mut frame, _) = Frame::parse(head, from, MAX_FRAME)?;
+                let (mut frame, _) = Frame::parse(head, from, self.limit)?;
                 if frame.kind == Kind::Beat {
                     self.heard = Some(Instant::now());
                 } else {

@@ -175,7 +175,6 @@ impl Stream {
         &mut self,
         from: u32,
         what: &'static str,
-        limit: usize,
         deadline: Instant,
     ) -> Result<Frame> {
         let lost = |e: io::Error| {
@@ -196,7 +195,7 @@ impl Stream {
         };
         let mut head = [0u8; HEADER];
         self.read_exact_by(&mut head, deadline).map_err(lost)?;
-        let (mut frame, len) = Frame::parse(&head, from, limit)?;
+        let (mut frame, len) = Frame::parse(&head, from, MAX_FRAME)?;
         frame.body = vec![0u8; len];
         self.read_exact_by(&mut frame.body, deadline)
             .map_err(lost)?;

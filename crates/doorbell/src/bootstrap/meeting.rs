@@ -6,15 +6,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::conn::Conn;
+use super::conn::{Conn, wait};
 use super::exchange::expect;
-use super::frame::{Frame, Kind, Listener, MAX_FRAME, Stream, Unknown, connect_once};
+use super::frame::{Frame, Kind, Listener, Stream, Unknown, connect_once};
 use super::{Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, fail_all, with_context};
 
 /// Bytes of a secret at most.
 pub const MAX_SECRET: usize = 32;
 /// A greeting is small; who has not been let in may not make us allocate more.
 const MAX_HELLO: usize = 4 + MAX_SECRET;
+/// Connections at a time that have not said who they are.
+const GUESTS: usize = 64;
 /// Pause between attempts to accept or to connect.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -122,6 +124,49 @@ fn hello(secret: &[u8], world: u32) -> Vec<u8> {
     [&world.to_le_bytes()[..], secret].concat()
 }
 
+/// Somebody who has not said yet who it is.
+struct Guest {
+    conn: Conn,
+    until: Instant,
+    said: Option<std::result::Result<Frame, String>>,
+}
+
+impl Guest {
+    fn new(stream: Stream) -> Self {
+        Self {
+            conn: Conn::limited(stream, MAX_HELLO),
+            until: Instant::now() + GRACE,
+            said: None,
+        }
+    }
+
+    /// What it said, or why it is not waited for any longer; `None`: it may still greet.
+    fn greeting(&mut self, now: Instant) -> Option<std::result::Result<Frame, String>> {
+        match self.conn.look(u32::MAX, 1) {
+            Err(BootstrapError::Protocol {
+                found, expected, ..
+            }) => return Some(Err(format!("{found} instead of {expected}"))),
+            Err(e) => return Some(Err(e.to_string())),
+            Ok(()) => {}
+        }
+        if let Some(frame) = self.conn.take(|_| true) {
+            return Some(Ok(frame));
+        }
+        match self.conn.ended() {
+            Some(how) => Some(Err(how.to_owned())),
+            None if now >= self.until => Some(Err(format!("no greeting within {GRACE:.0?}"))),
+            None => None,
+        }
+    }
+
+    fn refuse(mut self, reason: String) {
+        tracing::warn!(%reason, "bootstrap: refused a connection");
+        let e = BootstrapError::Refused { reason };
+        fail_all(std::iter::once(&mut self.conn), 0, 0, &e);
+    }
+}
+
+/// Guests are looked at together: silent ones keep nobody out, and cost descriptors for a moment each.
 fn gather_ranks(
     meeting: &Meeting,
     hello: &[u8],
@@ -130,52 +175,63 @@ fn gather_ranks(
 ) -> Result<Vec<Conn>> {
     let deadline = doorbell_hca::deadline(timeout);
     let mut seats: Vec<Option<Conn>> = (1..world).map(|_| None).collect();
+    let mut guests: Vec<Guest> = Vec::new();
     while seats.iter().any(Option::is_none) {
-        let Some(mut stream) = meeting.accept()? else {
-            if Instant::now() >= deadline {
-                let missing = seats
-                    .iter()
-                    .zip(1u32..)
-                    .filter(|(s, _)| s.is_none())
-                    .map(|(_, r)| r)
-                    .collect();
-                let e = BootstrapError::Missing {
-                    what: "join",
-                    missing,
-                    world,
-                    after: timeout,
-                };
-                fail_all(seats.iter_mut().flatten(), 0, 0, &e);
-                return Err(e);
-            }
-            std::thread::sleep(RETRY);
-            continue;
-        };
-        // A stranger that connects and stays silent may cost a second, not the job.
-        let patience = deadline.min(Instant::now() + GRACE);
-        let refusal = match stream.receive(u32::MAX, "join", MAX_HELLO, patience) {
-            Ok(frame) if frame.kind == Kind::Hello && frame.body == hello => {
-                match (frame.rank as usize)
-                    .checked_sub(1)
-                    .and_then(|i| seats.get_mut(i))
-                {
-                    Some(seat @ None) => {
-                        *seat = Some(Conn::new(stream));
-                        continue;
+        while guests.len() < GUESTS
+            && let Some(stream) = meeting.accept()?
+        {
+            guests.push(Guest::new(stream));
+        }
+        let now = Instant::now();
+        let greeted = guests.extract_if(.., |guest| {
+            guest.said = guest.greeting(now);
+            guest.said.is_some()
+        });
+        for mut guest in greeted.collect::<Vec<_>>() {
+            let refusal = match guest.said.take() {
+                Some(Ok(frame)) if frame.kind == Kind::Hello && frame.body == hello => {
+                    let seat = (frame.rank as usize).checked_sub(1);
+                    match seat.and_then(|i| seats.get_mut(i)) {
+                        Some(seat @ None) => {
+                            guest.conn.let_in();
+                            *seat = Some(guest.conn);
+                            continue;
+                        }
+                        Some(Some(_)) => format!("rank {} is there already", frame.rank),
+                        None => format!("rank {} is outside a world of {world}", frame.rank),
                     }
-                    Some(Some(_)) => format!("rank {} is there already", frame.rank),
-                    None => format!("rank {} is outside a world of {world}", frame.rank),
                 }
-            }
-            Ok(frame) if frame.body.first_chunk::<4>() == Some(&world.to_le_bytes()) => {
-                format!("{:?} of another job", frame.kind)
-            }
-            Ok(frame) => format!("{:?} for another world than {world} rank(s)", frame.kind),
-            Err(e) => e.to_string(),
-        };
-        tracing::warn!(%refusal, "bootstrap: refused a connection");
-        let e = BootstrapError::Refused { reason: refusal };
-        fail_all(std::iter::once(&mut Conn::new(stream)), 0, 0, &e);
+                Some(Ok(frame)) if frame.body.first_chunk::<4>() == Some(&world.to_le_bytes()) => {
+                    format!("{:?} of another job", frame.kind)
+                }
+                Some(Ok(frame)) => {
+                    format!("{:?} for another world than {world} rank(s)", frame.kind)
+                }
+                Some(Err(why)) => why,
+                None => continue,
+            };
+            guest.refuse(refusal);
+        }
+        if seats.iter().all(Option::is_some) {
+            break;
+        }
+        if guests.len() == GUESTS {
+            // Ranks greet as they come in, so the one that has been silent for longest is none.
+            let oldest = guests.remove(0);
+            oldest.refuse("no greeting, and others are at the door".to_owned());
+        }
+        if now >= deadline {
+            let empty = seats.iter().zip(1u32..).filter(|(s, _)| s.is_none());
+            let e = BootstrapError::Missing {
+                what: "join",
+                missing: empty.map(|(_, r)| r).collect(),
+                world,
+                after: timeout,
+            };
+            fail_all(seats.iter_mut().flatten(), 0, 0, &e);
+            return Err(e);
+        }
+        wait(guests.iter().map(|guest| &guest.conn), RETRY);
     }
     let mut streams: Vec<Conn> = seats.into_iter().flatten().collect();
     for stream in &mut streams {
@@ -238,7 +294,7 @@ fn enlist(
             reason: e.to_string(),
         })?;
     let frame = stream
-        .receive(0, "join", MAX_FRAME, deadline + GRACE)
+        .receive(0, "join", deadline + GRACE)
         .map_err(|e| with_context(e, world, timeout))?;
     expect(&frame, 0, Kind::Welcome, 0, 0)?;
     Ok(Conn::new(stream))

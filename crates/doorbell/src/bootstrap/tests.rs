@@ -1,7 +1,7 @@
 //! Ranks as threads: collectives, missing and dying ranks, garbage.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use super::frame::{HEADER, MAGIC, pack, unpack};
@@ -227,6 +227,42 @@ fn who_does_not_know_the_secret_gets_no_seat() {
     assert!(hub.to_string().contains("[1]"), "{hub}");
     let text = stranger.join().unwrap().to_string();
     assert!(text.contains("another job"), "{text}");
+}
+
+/// More of them than a time-out of a second each leaves room for, and more than there are chairs.
+#[test]
+fn silent_strangers_keep_no_rank_out() {
+    let meeting = Meeting::open(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
+    let at = meeting.addresses().to_vec();
+    let Rendezvous::Tcp(place) = at[0].clone() else {
+        unreachable!()
+    };
+    let strangers: Vec<_> = (0..100)
+        .map(|_| TcpStream::connect(&place).unwrap())
+        .collect();
+    let time = Duration::from_secs(20);
+    let leaf =
+        std::thread::spawn(move || Bootstrap::attend(&at, b"secret", 1, 2, time).map(|b| b.rank()));
+    let hub = Bootstrap::preside(&meeting, b"secret", 2, time);
+    assert_eq!(leaf.join().unwrap().unwrap(), 1);
+    hub.unwrap();
+    drop(strangers);
+}
+
+#[test]
+fn who_says_nothing_is_told_so() {
+    let meeting = Meeting::open(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
+    let Rendezvous::Tcp(place) = meeting.addresses()[0].clone() else {
+        unreachable!()
+    };
+    let mut stranger = TcpStream::connect(&place).unwrap();
+    let time = Duration::from_millis(2500);
+    let hub = std::thread::spawn(move || Bootstrap::preside(&meeting, b"secret", 2, time));
+    let mut answer = Vec::new();
+    stranger.read_to_end(&mut answer).unwrap();
+    let text = String::from_utf8_lossy(&answer[HEADER..]);
+    assert!(text.contains("no greeting within 1s"), "{text}");
+    assert!(hub.join().unwrap().is_err());
 }
 
 #[test]
