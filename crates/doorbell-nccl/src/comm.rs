@@ -101,11 +101,13 @@ struct Card {
     host: u64,
     /// A place in the abstract name space where it waits for sessions; the number makes the name.
     shm: u64,
+    /// What it was told about links.
+    choice: LinkChoice,
 }
 
 impl Card {
     fn to_bytes(&self) -> Vec<u8> {
-        [self.hca, self.host, self.shm]
+        [self.hca, self.host, self.shm, self.choice as u64]
             .iter()
             .flat_map(|n| n.to_le_bytes())
             .collect()
@@ -117,12 +119,42 @@ impl Card {
             word.copy_from_slice(c);
             u64::from_le_bytes(word)
         });
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some(hca), Some(host), Some(shm), None) => Ok(Self { hca, host, shm }),
+        let mut next = || words.next();
+        let all = (next(), next(), next(), next().and_then(LinkChoice::of));
+        match (all, bytes.len()) {
+            ((Some(hca), Some(host), Some(shm), Some(choice)), 32) => Ok(Self {
+                hca,
+                host,
+                shm,
+                choice,
+            }),
             _ => Err(Error::Handle {
                 rank,
-                found: format!("a card of {} bytes", bytes.len()),
-                expected: "24 bytes".to_owned(),
+                found: format!("its card has {} bytes", bytes.len()),
+                expected: "32 bytes".to_owned(),
+            }),
+        }
+    }
+
+    /// Does this rank reach that one by packets?
+    fn by_packets(&self, other: &Self) -> bool {
+        match self.choice {
+            LinkChoice::Roce => true,
+            _ => self.hca != other.hca && self.host != other.host,
+        }
+    }
+
+    /// Both ends of a link are of one kind.
+    fn agrees(&self, other: &Self, rank: usize) -> Result<()> {
+        match self.by_packets(other) == other.by_packets(self) {
+            true => Ok(()),
+            false => Err(Error::Link {
+                rank,
+                link: "one link in both directions",
+                reason: format!(
+                    "DOORBELL_NCCL_LINK is {} here and {} there: set it alike for all ranks",
+                    self.choice, other.choice
+                ),
             }),
         }
     }
@@ -215,7 +247,7 @@ impl Comm {
         };
 
         // From here on nobody leaves without telling the others why.
-        let opened = Node::get(settings.alive).and_then(|node| {
+        let opened = Node::get(&settings).and_then(|node| {
             let pd = node.device.pd()?;
             let number = rand::random();
             let listener = node.device.listen(&Card::name(number))?;
@@ -231,6 +263,7 @@ impl Comm {
                 hca: node.device.provider().id(),
                 host: host(),
                 shm: *number,
+                choice: settings.link,
             }
             .to_bytes()
         });
@@ -442,6 +475,8 @@ fn meet(
     let deadline = Instant::now() + settings.timeout;
     let left = || deadline.saturating_duration_since(Instant::now());
     let own = &cards[rank];
+    let mut others = cards.iter().enumerate().filter(|(r, _)| *r != rank);
+    others.try_for_each(|(r, card)| own.agrees(card, r))?;
     let mut links = Vec::with_capacity(cards.len());
     let mut expected = 0;
     for (r, card) in cards.iter().enumerate() {
@@ -498,8 +533,16 @@ fn meet(
                 },
             }
         };
-        let hello = peer.recv(left().min(Duration::from_secs(10)));
-        let hello = hello.map_err(|e| broken(missing(&links), &e))?;
+        let hello = loop {
+            match peer.recv(left().min(LOOK)) {
+                Ok(hello) => break hello,
+                Err(e) => match lost() {
+                    Some(lost) => return Err(lost),
+                    None if is_time_out(&e) && !left().is_zero() => {}
+                    None => return Err(broken(missing(&links), &e)),
+                },
+            }
+        };
         let r = <[u8; 8]>::try_from(hello.as_slice())
             .map_or(usize::MAX, |b| u64::from_le_bytes(b) as usize);
         match links.get_mut(r) {

@@ -30,8 +30,12 @@ const DEPTH: std::ops::RangeInclusive<usize> = 256..=1024;
 const MOST_DEPTH: u32 = 32_768;
 /// Signals, counters and contexts at most, each; far above what NCCL asks for.
 const MOST: i32 = 1 << 20;
+/// Signals, and counters, of all contexts of one `createContext` together at most: 128 MiB of them, which the engine and the GPU pin.
+const MOST_WORDS: usize = 1 << 24;
 /// Queue pairs of one `createContext` at most.
 const MOST_QPS: usize = 1 << 16;
+/// Slots of all queues of one `createContext` together at most, 64 bytes each and as much for the completions: whoever says the depth says it for all.
+const MOST_SLOTS: usize = 1 << 25;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +129,31 @@ impl Request {
             Ok(n) if n <= MOST_DEPTH => n.next_power_of_two(),
             _ => return bad("queueDepth", depth, "ask for 0 (a default) to 32768"),
         };
+        let depth = depth.max(LEAST_DEPTH);
+        let slots = contexts as usize * each * depth as usize;
+        if slots > MOST_SLOTS {
+            return Err(Error::Argument {
+                call: "createContext",
+                object: "queueDepth",
+                value: format!("{depth} for each of {} queues", contexts as usize * each),
+                remedy: "ask for shorter queues, or for fewer contexts (DOORBELL_NCCL_DEPTH, where the application does not say)",
+            });
+        }
+        for (object, count) in [("nSignals", signals), ("nCounters", counters)] {
+            if count as usize * contexts as usize > MOST_WORDS {
+                return Err(Error::Argument {
+                    call: "createContext",
+                    object,
+                    value: format!("{count} for each of {contexts} contexts"),
+                    remedy: "ask for 16777216 altogether at most",
+                });
+            }
+        }
         Ok(Self {
             signals: signals as usize,
             counters: counters as usize,
             contexts: contexts as usize,
-            depth: depth.max(LEAST_DEPTH),
+            depth,
             form,
         })
     }

@@ -175,7 +175,10 @@ pub(crate) unsafe fn begin(
         present("init", &[("ctx", ctx.cast())])?;
         log::begin(logger)?;
         // Said now, and not when the ranks have met: NCCL then looks for another backend.
-        if let Err(error) = check().and_then(|()| Settings::read()) {
+        if let Err(error) = check()
+            .and_then(|()| Settings::read())
+            .and_then(|_| Ok(doorbell::Config::default().resolve()?))
+        {
             log::warn(&error);
             log::end();
             return Err(error);
@@ -358,14 +361,16 @@ pub(crate) unsafe extern "C" fn reg_mr_sym(
     guard("regMrSym", || {
         // SAFETY: what `connect` gave, and NCCL does not close it meanwhile.
         let comm = unsafe { look::<Arc<Comm>>("regMrSym", comm)? };
-        present(
-            "regMrSym",
-            &[("mhandle", window.cast()), ("ginHandle", device.cast())],
-        )?;
+        // The other ranks are told, instead of being left waiting.
+        let all = [
+            ("mhandle", window.cast_const().cast()),
+            ("ginHandle", device.cast_const().cast()),
+        ];
+        let given = present("regMrSym", &all);
         // SAFETY: NCCL keeps the memory until it deregisters it.
-        let new = unsafe { Window::register(comm, data.cast(), size, kind, flags)? };
+        let new = unsafe { Window::register(comm, given, data.cast(), size, kind, flags)? };
         let handle = std::ptr::with_exposed_provenance_mut(new.handle() as usize);
-        // SAFETY: checked above.
+        // SAFETY: not null, or `register` had failed.
         unsafe {
             store("regMrSym", "ginHandle", device, handle)?;
             store("regMrSym", "mhandle", window, give(new))

@@ -152,6 +152,7 @@ impl Error {
     pub fn status(&self) -> Status {
         match self {
             Self::Argument { .. } => INVALID_ARGUMENT,
+            Self::Doorbell(doorbell::Error::Setting { .. }) => INVALID_USAGE,
             Self::Variable { .. }
             | Self::Order { .. }
             | Self::Handle { .. }

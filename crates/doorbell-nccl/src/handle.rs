@@ -11,8 +11,8 @@ use crate::abi::HANDLE;
 use crate::{Error, Result};
 
 const MAGIC: [u8; 6] = *b"DBNCCL";
-/// Changes when the bytes, or what the ranks tell each other afterwards, do.
-const VERSION: u16 = 1;
+/// Changes when the bytes, the names made of them, or what the ranks tell each other afterwards, do.
+const VERSION: u16 = 2;
 
 /// What a rank shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ mod tests {
                 bad[at] ^= 1 << bit;
                 let text = Handle::decode(&bad, 5).expect_err("damaged").to_string();
                 assert!(
-                    text.contains("rank 5") && text.contains("version 1"),
+                    text.contains("rank 5") && text.contains("version 2"),
                     "{text}"
                 );
             }

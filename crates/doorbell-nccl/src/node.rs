@@ -19,6 +19,7 @@ use doorbell_hca::shm::Gone;
 use crate::beats::Beats;
 use crate::health::Health;
 use crate::pulse::Pulse;
+use crate::settings::Settings;
 use crate::{Result, log};
 
 /// How long one look for an event lasts: what happens is known to the host within a few of these.
@@ -41,9 +42,9 @@ fn nodes() -> MutexGuard<'static, Option<Nodes>> {
 }
 
 impl Node {
-    /// The device of the calling thread's GPU. Nothing here waits for another rank. Its engine may stand still for `alive` (of the first call) without
-    /// being reported.
-    pub(crate) fn get(alive: Duration) -> Result<Arc<Self>> {
+    /// The device of the calling thread's GPU. Nothing here waits for another rank. Its engine and its peers may stand still without being reported for
+    /// as long as the settings of the first call say.
+    pub(crate) fn get(settings: &Settings) -> Result<Arc<Self>> {
         let select = choose()?;
         let key = select.to_string();
         let mut nodes = nodes();
@@ -51,14 +52,16 @@ impl Node {
         if let Some(node) = nodes.get(&key).and_then(Weak::upgrade) {
             return Ok(node);
         }
-        let node = Arc::new(Self::open(select, alive)?);
+        let node = Arc::new(Self::open(select, settings)?);
         nodes.insert(key, Arc::downgrade(&node));
         Ok(node)
     }
 
-    fn open(select: GpuSelect, alive: Duration) -> Result<Self> {
+    fn open(select: GpuSelect, settings: &Settings) -> Result<Self> {
         let mut config = doorbell::Config {
             gpu: Some(select),
+            // Who stands still for less than `DOORBELL_NCCL_ALIVE` fails nothing, by whatever link.
+            patience: Some(settings.patience()),
             ..doorbell::Config::default()
         };
         // NCCL's kernels run no engine while they wait, so somebody else must.
@@ -86,7 +89,7 @@ impl Node {
             ..Watch::default()
         });
         let beats = Beats::start()?;
-        let (seen, watched) = (device.clone(), Arc::clone(&watch));
+        let (seen, watched, alive) = (device.clone(), Arc::clone(&watch), settings.alive);
         let thread = std::thread::Builder::new()
             .name("doorbell-watch".to_owned())
             .spawn(move || watched.run(&seen, alive))

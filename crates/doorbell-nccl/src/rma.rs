@@ -43,6 +43,7 @@ impl RmaWindow {
     /// As for [`Region::register`].
     pub(crate) unsafe fn register(
         comm: &Comm,
+        given: Result<()>,
         addr: *mut u8,
         size: usize,
         kind: c_int,
@@ -61,6 +62,7 @@ impl RmaWindow {
         let (region, shadow, keys) = unsafe {
             Region::register(
                 comm,
+                given,
                 addr,
                 size,
                 kind,

@@ -65,10 +65,11 @@ unsafe extern "C" fn reg_mr_sym(
     guard(CALL, || {
         // SAFETY: what `connect` gave, and NCCL does not close it meanwhile.
         let comm = unsafe { look::<Arc<Comm>>(CALL, comm)? };
-        present(CALL, &[("mhandle", window.cast())])?;
+        // The other ranks are told, instead of being left waiting.
+        let given = present(CALL, &[("mhandle", window.cast())]);
         // SAFETY: NCCL keeps the memory until it deregisters it.
-        let new = unsafe { RmaWindow::register(comm, data.cast(), size, kind, flags)? };
-        // SAFETY: checked above.
+        let new = unsafe { RmaWindow::register(comm, given, data.cast(), size, kind, flags)? };
+        // SAFETY: not null, or `register` had failed.
         unsafe { store(CALL, "mhandle", window, give(new)) }
     })
 }

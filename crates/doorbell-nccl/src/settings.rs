@@ -1,5 +1,6 @@
 //! The variables of this plug-in. Those of Doorbell itself (`doorbell info` lists them) hold too.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use doorbell::{Handler, Place};
 
 use crate::{Error, Result};
 
-/// Which link reaches ranks of other processes.
+/// Which link reaches ranks of other processes. Its number travels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum LinkChoice {
     /// Shared memory within a host, RoCE between hosts.
@@ -17,6 +18,25 @@ pub(crate) enum LinkChoice {
     Shm,
     /// RoCE everywhere, within a process too.
     Roce,
+}
+
+impl LinkChoice {
+    /// The one of this number.
+    pub(crate) fn of(number: u64) -> Option<Self> {
+        [Self::Auto, Self::Shm, Self::Roce]
+            .into_iter()
+            .find(|choice| *choice as u64 == number)
+    }
+}
+
+impl fmt::Display for LinkChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Roce => "roce",
+        })
+    }
 }
 
 /// What the variables say.
@@ -44,7 +64,25 @@ const HANDLER: Handler = Handler::Producer;
 impl Settings {
     /// Reads the environment.
     pub(crate) fn read() -> Result<Self> {
-        Self::from(&|name| std::env::var(name).ok())
+        // What is no text is no value that anybody knows, and is named as such.
+        Self::from(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// How long the links bear a process that stands still: as long as the communicator does, and a moment more, so that the one that can say what
+    /// is the matter is the first to.
+    pub(crate) fn patience(&self) -> Duration {
+        match self.alive.is_zero() {
+            true => Duration::from_secs(86_400),
+            false => self.alive + Duration::from_secs(1),
+        }
+    }
+
+    /// How long memory is waited for that other processes are to let go of.
+    pub(crate) fn letting_go(&self) -> Duration {
+        match self.alive.is_zero() {
+            true => self.timeout,
+            false => self.patience(),
+        }
     }
 
     fn from(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
@@ -101,9 +139,9 @@ impl Settings {
         let address = match get("DOORBELL_NCCL_ADDR") {
             None => route(),
             Some(text) => match text.parse() {
-                Ok(ip) => ip,
-                Err(_) => {
-                    let remedy = "give an IP address of this host";
+                Ok(ip) if is_own(ip) => ip,
+                _ => {
+                    let remedy = "give an IP address of this host, at which other hosts find it (`ip addr` lists them)";
                     return Err(bad("DOORBELL_NCCL_ADDR", text, remedy));
                 }
             },
@@ -118,6 +156,12 @@ impl Settings {
             address,
         })
     }
+}
+
+/// Does exactly this host answer there?
+fn is_own(ip: IpAddr) -> bool {
+    let somebodys = !ip.is_unspecified() && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST;
+    somebodys && UdpSocket::bind((ip, 0)).is_ok()
 }
 
 /// The address that packets to elsewhere leave from; without a route, the loopback's. Nothing is sent.
@@ -145,6 +189,12 @@ mod tests {
             ("DOORBELL_NCCL_SIGNALS", "disk"),
             ("DOORBELL_HANDLER", "bell"),
             ("DOORBELL_NCCL_ADDR", "here"),
+            // Everybody's, and nobody's.
+            ("DOORBELL_NCCL_ADDR", "0.0.0.0"),
+            ("DOORBELL_NCCL_ADDR", "::"),
+            ("DOORBELL_NCCL_ADDR", "224.0.0.1"),
+            ("DOORBELL_NCCL_ADDR", "255.255.255.255"),
+            ("DOORBELL_NCCL_ADDR", "192.0.2.77"),
         ] {
             let text = Settings::from(&|n| (n == name).then(|| value.to_owned()))
                 .expect_err("nonsense")
@@ -161,7 +211,7 @@ mod tests {
                 "DOORBELL_NCCL_LINK" => "roce",
                 "DOORBELL_NCCL_SIGNALS" => "gpu",
                 "DOORBELL_HANDLER" => "record",
-                "DOORBELL_NCCL_ADDR" => "::1",
+                "DOORBELL_NCCL_ADDR" => "127.0.0.2",
                 _ => return None,
             };
             Some(value.to_owned())
@@ -170,8 +220,13 @@ mod tests {
         assert_eq!(said.timeout, Duration::from_secs(7));
         assert_eq!(plain.alive, Duration::from_secs(10));
         assert!(said.alive.is_zero());
+        // Links bear what the communicator does, and a moment more.
+        assert_eq!(plain.patience(), Duration::from_secs(11));
+        assert!(said.patience() > Duration::from_secs(3600));
+        assert_eq!(plain.letting_go(), Duration::from_secs(11));
+        assert_eq!(said.letting_go(), said.timeout);
         assert_eq!((said.link, said.signals), (LinkChoice::Roce, Place::Gpu));
         assert_eq!(said.handler, Handler::Record);
-        assert_eq!(said.address, "::1".parse::<IpAddr>().expect("v6"));
+        assert_eq!(said.address, Ipv4Addr::new(127, 0, 0, 2));
     }
 }

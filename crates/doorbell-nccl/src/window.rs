@@ -42,12 +42,14 @@ pub(crate) fn keys(parts: &[Vec<u8>], nth: usize) -> Vec<u32> {
 }
 
 impl Region {
-    /// Registers memory on this rank, together with all others. Each adds what `more` makes of its own; that comes back, a rank each.
+    /// Registers memory on this rank, together with all others. Each adds what `more` makes of its own; that comes back, a rank each. What was `given`
+    /// beside the memory may be wrong: then the others are told.
     ///
     /// # Safety
     /// `addr` is valid for `size` bytes, for the GPU or the CPU as `kind` says, until the region was deregistered.
     pub(crate) unsafe fn register<T>(
         comm: &Comm,
+        given: Result<()>,
         addr: *mut u8,
         size: usize,
         kind: c_int,
@@ -55,7 +57,8 @@ impl Region {
         more: impl FnOnce() -> Result<(T, u32)>,
     ) -> Result<(Self, T, Vec<u32>)> {
         // SAFETY: passed on.
-        let mr = check(addr, size, kind, flags)
+        let mr = given
+            .and_then(|()| check(addr, size, kind, flags))
             .and_then(|addr| unsafe { import(comm, addr, size, kind) })
             .and_then(|memory| {
                 let strict = match flags & FLAG_STRICT {
@@ -78,7 +81,11 @@ impl Region {
 
     /// Ends it: afterwards nobody reaches the memory by it.
     pub(crate) fn deregister(self, comm: &Comm) -> Result<()> {
-        let time = comm.node.device.settings().quiesce;
+        let time = match comm.health.has_failed() {
+            true => comm.node.device.settings().quiesce,
+            // Others may stand still for a while.
+            false => comm.settings.letting_go(),
+        };
         self.mr.deregister(time)?;
         Ok(())
     }
@@ -91,6 +98,7 @@ impl Window {
     /// As for [`Region::register`].
     pub(crate) unsafe fn register(
         comm: &Comm,
+        given: Result<()>,
         addr: *mut u8,
         size: usize,
         kind: c_int,
@@ -102,7 +110,8 @@ impl Window {
             Ok((comm.node.device.alloc(Place::Gpu, len)?, 0))
         };
         // SAFETY: passed on.
-        let (region, gpu, _) = unsafe { Region::register(comm, addr, size, kind, flags, room)? };
+        let (region, gpu, _) =
+            unsafe { Region::register(comm, given, addr, size, kind, flags, room)? };
         // The handle first, and right behind it what it points to.
         let handle = MemHandle {
             rkeys: gpu.device_addr() + size_of::<MemHandle>() as u64,

@@ -152,7 +152,7 @@ fn between_steps(rank: usize, gather: &Arc<Gather>, scene: &str) {
         let mut mesh = Bootstrap::attend(&at, &first.secret, 1, world, LONG).expect("a seat");
         mesh.keep_alive(Duration::from_secs(2));
         // Its card: an HCA of its own, on this host, and a name that nobody has.
-        let card = [1, first.host, 2].map(u64::to_le_bytes).concat();
+        let card = [1, first.host, 2, 0].map(u64::to_le_bytes).concat();
         let step = [&[7][..], b"connect", &[0], &card].concat();
         mesh.all_gather(&step).expect("the first step");
         match scene {

@@ -211,6 +211,19 @@ fn absurd_requests_are_refused_on_every_rank_at_once() {
             (config(1, 0, i32::MAX, 0), "nContexts"),
             (config(1, 0, 1, -1), "queueDepth"),
             (config(1, 0, 1, 1 << 20), "queueDepth"),
+            // Each of these would do, and together they are absurd.
+            (
+                config(1 << 20, 0, 1 << 12, 64),
+                "nSignals is 1048576 for each of 4096",
+            ),
+            (
+                config(1, 1 << 20, 1 << 12, 64),
+                "nCounters is 1048576 for each of 4096",
+            ),
+            (
+                config(1, 1, 1 << 12, 32_768),
+                "queueDepth is 32768 for each of 16384",
+            ),
         ] {
             let (status, _) = rank.try_create(asked);
             assert_ne!(status, 0, "{word}");
@@ -290,6 +303,56 @@ fn what_one_rank_cannot_do_fails_on_all_with_its_reason() {
 }
 
 #[test]
+fn a_rank_without_room_for_its_handles_keeps_nobody_waiting() {
+    let _alone = alone();
+    threads(2, |rank| {
+        let pages = Pages::new(4096);
+        let (mut host, mut device) = (null_mut(), null_mut());
+        let to: *mut *mut c_void = match rank.rank {
+            0 => &mut device,
+            _ => null_mut(),
+        };
+        // SAFETY: an out parameter that may be null, another, and memory that stays.
+        let status = unsafe {
+            let register = table().reg_mr_sym.expect("regMrSym");
+            register(rank.comm, pages.ptr(), 4096, 2, 0, &mut host, to)
+        };
+        assert_ne!(status, 0);
+        let words = match rank.rank {
+            0 => "rank 1 could not do its part: regMrSym: ginHandle is null",
+            _ => "regMrSym: ginHandle is null",
+        };
+        let lines = log_lines();
+        assert!(lines.iter().any(|l| l.contains(words)), "{lines:?}");
+    });
+}
+
+#[test]
+fn a_counter_that_is_not_there_is_known_to_the_hosts_of_all_ranks() {
+    let _alone = alone();
+    threads(2, |rank| {
+        let pages = Pages::new(4096);
+        let (window, win) = rank.register(&pages, 0);
+        let context = rank.create(config(1, 2, 1, 0));
+        if rank.rank == 0 {
+            // The put is well: what fails is the companion's count.
+            let with = With {
+                counter: Some(2),
+                ..With::default()
+            };
+            context.gin(0).put(1, (win, 8), (win, 0), 8, with);
+            context.gin(0).flush(1, LONG).expect("complete");
+        }
+        assert!(soon(LONG, || context.has_error()), "rank {}", rank.rank);
+        let said = || log_lines().join("\n").contains("WQE 1 (FetchAdd) failed");
+        assert!(soon(LONG, said), "{:?}", log_lines());
+        rank.gather.barrier(rank.rank);
+        context.destroy();
+        rank.deregister(window);
+    });
+}
+
+#[test]
 fn handles_of_another_version_name_the_rank_and_both_versions() {
     let _alone = alone();
     let gather = Gather::new(1);
@@ -300,7 +363,7 @@ fn handles_of_another_version_name_the_rank_and_both_versions() {
         assert_eq!(one.join(&[handle.to_vec()], listening), INVALID_USAGE);
         let line = log_lines().pop().expect("a reason");
         assert!(
-            line.contains("handle of rank 0") && line.contains("version 1"),
+            line.contains("handle of rank 0") && line.contains("version 2"),
             "{line}"
         );
         assert_eq!(unsafe_one(table().close_listen, listening), 0);

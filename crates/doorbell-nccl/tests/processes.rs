@@ -29,6 +29,7 @@ fn peer_process() {
         "leave late" => leave_late(rank, gather),
         "dies at work" => dies_at_work(rank, gather),
         "late" => late(rank, gather),
+        "dies, its child lives" => dies_and_its_child_lives(rank, gather),
         step => dies_between(rank, gather, step.parse().expect("a scene")),
     });
 }
@@ -185,6 +186,38 @@ fn a_rank_that_dies_is_known_to_the_others() {
             let heard: u64 = heard.expect("it heard").parse().expect("milliseconds");
             println!("rank {rank} over {link}: heard after {heard} ms");
         }
+    }
+}
+
+/// The last rank dies, and a process that it has forked (as loaders of data are) keeps its sockets open. Nobody beats.
+fn dies_and_its_child_lives(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let context = one.create(config(1, 0, 1, 0));
+    gather.barrier(rank);
+    if rank == one.ranks - 1 {
+        // SAFETY: the child calls nothing but these, which any child may; it ends by itself.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::sleep(20);
+                libc::_exit(0);
+            }
+        }
+        std::process::abort();
+    }
+    let begin = Instant::now();
+    assert!(soon(LONG, || context.has_error()), "{:?}", log_lines());
+    assert!(begin.elapsed() < Duration::from_secs(10), "{begin:?}");
+    let said = || log_lines().join("\n").contains("rank 2 is gone");
+    assert!(soon(LONG, said), "{:?}", log_lines());
+}
+
+#[test]
+fn a_rank_that_dies_is_known_although_a_child_of_it_lives() {
+    let variables = [("DOORBELL_NCCL_LINK", "shm"), ("DOORBELL_NCCL_ALIVE", "0")];
+    let (mut children, _folder) = start("dies, its child lives", 3, 1, &variables);
+    assert_eq!(children[2].ends(), None, "it aborted");
+    for rank in [0, 1] {
+        assert_eq!(children[rank].ends(), Some(0), "rank {rank}");
     }
 }
 

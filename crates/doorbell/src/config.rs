@@ -192,6 +192,9 @@ pub struct Config {
     pub roce_retry: Option<u8>,
     /// What is put around the RoCE port, for who looks for faults.
     pub roce_wrap: RoceWrap,
+    /// How long another process may stand still before it is no peer any more, by whatever link: set by who knows how long a job bears it. Else 5 s over
+    /// shared memory, and over RoCE what is said by the two above.
+    pub patience: Option<Duration>,
     /// Faults to play (`DOORBELL_FAULT`): rules, or `@FILE`; see [`crate::faults`].
     pub fault: Option<String>,
     /// Which process of several this is, for rules with `rank=`; else as the launcher's variables say, else 0.
@@ -242,6 +245,8 @@ pub struct Settings {
     pub roce_retry: u8,
     /// What is put around the RoCE port.
     pub roce_wrap: RoceWrap,
+    /// How long a process of this host may stand still.
+    pub patience: Duration,
     /// Rank in its job, if it has one.
     pub rank: Option<u32>,
     /// Faults to play; rules for another rank are not.
@@ -254,6 +259,16 @@ impl Settings {
     pub fn explain(&self) -> &[Setting] {
         &self.explained
     }
+}
+
+/// Why a queue pair repeats for longer than it otherwise does.
+const PATIENT: &str = "the job bears a peer that stands still for so long";
+
+/// The code of a RoCE time-out that lasts so long with seven repetitions; `None` if the usual one does.
+fn patient_code(time: Duration) -> Option<u8> {
+    let lasts = |code: &u8| Duration::from_nanos(8 * (4096 << code)) >= time;
+    let code = (17..31).find(lasts).unwrap_or(31);
+    (code > 17).then_some(code)
 }
 
 /// Parses what a variable says, or explains what it may say.
@@ -540,6 +555,13 @@ impl Config {
             mtu,
             |v| v.map_or("auto".to_owned(), |v| v.to_string()),
         )?;
+        let said = |name| lookup(name).is_some_and(|v| !v.is_empty());
+        let packets = match self.patience {
+            Some(time) if !said("DOORBELL_ROCE_TIMEOUT") && !said("DOORBELL_ROCE_RETRY") => {
+                patient_code(time)
+            }
+            _ => None,
+        };
         let roce_timeout = r.pick(
             (
                 "roce-timeout",
@@ -547,10 +569,13 @@ impl Config {
                 "repeat after 4.096 us times two to this power",
             ),
             self.roce_timeout,
-            (
-                17,
-                "with 7 retries a peer that is gone costs 4.3 s, and a link that is down for 2 s costs nothing",
-            ),
+            match packets {
+                Some(code) => (code, PATIENT),
+                None => (
+                    17,
+                    "with 7 retries a peer that is gone costs 4.3 s, and a link that is down for 2 s costs nothing",
+                ),
+            },
             small(1, 31),
             |v| v.to_string(),
         )?;
@@ -592,6 +617,7 @@ impl Config {
             roce_timeout,
             roce_retry,
             roce_wrap: self.roce_wrap.clone(),
+            patience: self.patience.unwrap_or(Duration::from_secs(5)),
             gpu,
             hca_cores,
             handler,

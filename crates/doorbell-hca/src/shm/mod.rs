@@ -87,8 +87,10 @@ impl Trust {
 pub struct ShmConfig {
     /// From the connection to the exchange of all regions.
     pub handshake: Duration,
-    /// For each later step of a peer: mapping a region, letting go of one, reading its messages, saying goodbye.
+    /// For each later step of a peer: mapping a region, letting go of one, reading its messages. So long may it stand still.
     pub step: Duration,
+    /// For saying goodbye, whatever a peer may take for its steps.
+    pub parting: Duration,
     /// Each session has room for `2^slot_bits` QPs a side (a kilobyte each, of memory that is used only when touched).
     pub slot_bits: u32,
     /// Who may connect.
@@ -104,6 +106,7 @@ impl Default for ShmConfig {
         Self {
             handshake: Duration::from_secs(10),
             step: Duration::from_secs(5),
+            parting: Duration::from_secs(5),
             slot_bits: 12,
             trust: Trust::default(),
             max_sessions: 1024,

@@ -87,6 +87,7 @@ pub(crate) struct Outgoing {
 pub(crate) struct Limits {
     pub(crate) handshake: Duration,
     pub(crate) step: Duration,
+    pub(crate) parting: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -610,17 +611,17 @@ impl Session {
             return;
         }
         let step = self.limits.step;
-        let passed = |since: Option<Instant>| since.is_some_and(|t| now >= t + step);
+        let parting = self.limits.parting;
         if self.phase != Phase::Up && now >= self.up_by {
             self.late("the handshake", self.limits.handshake);
-        } else if passed(self.stalled) {
+        } else if self.stalled.is_some_and(|t| now >= t + step) {
             self.late("reading its messages", step);
         } else if self.adds.values().any(|a| now >= a.deadline) {
             self.late("a new region", step);
         } else if self.revokes.front().is_some_and(|r| now >= r.deadline) {
             self.late("a revocation", step);
-        } else if passed(self.closing.map(|c| c.0)) {
-            self.late("Bye", step);
+        } else if self.closing.is_some_and(|c| now >= c.0 + parting) {
+            self.late("Bye", parting);
         }
     }
 
@@ -652,7 +653,7 @@ impl Session {
             self.stalled.map(|t| t + self.limits.step),
             self.adds.values().map(|a| a.deadline).min(),
             self.revokes.front().map(|r| r.deadline),
-            self.closing.map(|(t, _)| t + self.limits.step),
+            self.closing.map(|(t, _)| t + self.limits.parting),
         ]
         .into_iter()
         .flatten()

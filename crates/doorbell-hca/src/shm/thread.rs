@@ -259,7 +259,7 @@ impl Control<'_> {
                 gone,
             } => self.revoke(ticket, region, gone, now),
             Command::Shutdown => {
-                self.ending = Some(now + self.shared.config.step);
+                self.ending = Some(now + self.shared.config.parting);
                 for listening in std::mem::take(&mut self.listeners).into_values() {
                     listening.queue.close("the link is closing".into());
                 }
@@ -439,6 +439,7 @@ impl Control<'_> {
         let limits = Limits {
             handshake: config.handshake,
             step: config.step,
+            parting: config.parting,
         };
         let offers: Vec<Offer> = self.regions.values().cloned().collect();
         let live = Live {

@@ -22,8 +22,9 @@ pub(super) struct Pulse {
 }
 
 impl Pulse {
+    /// Others may bear a shorter silence than this rank: a second is the shortest that anybody asks for.
     fn interval(&self) -> Duration {
-        (self.silence / 8).clamp(Duration::from_millis(10), Duration::from_secs(1))
+        (self.silence / 8).clamp(Duration::from_millis(10), Duration::from_millis(200))
     }
 }
 
@@ -156,11 +157,18 @@ impl Bootstrap {
         Ok(None)
     }
 
-    /// Rank 0 tells the others; no collective is begun any more.
+    /// Rank 0 tells the others, and hears of it if it is the one that was missed; no collective is begun any more.
     pub(super) fn settle(&mut self, what: &'static str, trouble: Trouble) -> BootstrapError {
         let error = trouble.error(what);
         match &trouble {
             Trouble::Failed { rank, reason } => self.tell(*rank, reason),
+            // It may go on one day. What it has no room for now it is not told: nobody waits for who stands still.
+            Trouble::Silent { .. } if self.rank > 0 => {
+                let (rank, sequence) = (self.rank, self.sequence);
+                let text = error.to_string().into_bytes();
+                let frame = Frame::of(Kind::Fail, rank, sequence, text);
+                conns(&mut self.role).for_each(|(conn, _)| conn.send(&frame));
+            }
             _ => self.tell(0, &error.to_string()),
         }
         self.trouble = Some(trouble);

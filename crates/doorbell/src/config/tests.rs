@@ -53,6 +53,7 @@ fn what_is_printed_parses_back_to_the_same_settings() {
         handler: Some(Handler::Producer),
         depth: Some(64),
         quiesce: Some(Duration::from_millis(7)),
+        patience: Some(Duration::from_secs(2)),
         emulate_warp: Some(true),
         on_error: Some(OnError::Release),
         record: Some(Recorder::On(64)),
@@ -118,4 +119,32 @@ fn a_single_core_is_driven_by_its_callers() {
     let s = Config::default().resolve_with(1, &|_| None).unwrap();
     assert_eq!(s.hca_cores, HcaCores::Caller);
     assert!(line(&s, "hca-cores").why.contains("one CPU core"));
+}
+
+#[test]
+fn packets_are_repeated_for_as_long_as_a_job_bears_a_peer_that_stands_still() {
+    let with = |secs, variables: &[(&str, &str)]| {
+        let config = Config {
+            patience: Some(Duration::from_secs(secs)),
+            ..Config::default()
+        };
+        let lookup = |name: &str| {
+            let found = variables.iter().find(|(n, _)| *n == name);
+            found.map(|(_, v)| (*v).to_owned())
+        };
+        let settings = config.resolve_with(2, &lookup).expect("settings");
+        assert_eq!(settings.roce_retry, 7);
+        settings.roce_timeout
+    };
+    assert_eq!(with(2, &[]), 17, "the usual lasts longer");
+    assert_eq!(with(11, &[]), 19);
+    for secs in [60, 3600] {
+        let lasts = Duration::from_nanos(8 * (4096 << with(secs, &[])));
+        assert!(lasts >= Duration::from_secs(secs), "{secs}");
+        assert!(lasts < 3 * Duration::from_secs(secs), "{secs}");
+    }
+    assert_eq!(with(86_400, &[]), 31, "the longest there is");
+    // Who says something means it.
+    let said = [("DOORBELL_ROCE_TIMEOUT", "12")];
+    assert_eq!(with(11, &said), 12);
 }

@@ -83,7 +83,13 @@ impl Soft {
         let roce = RoceSettings::new(settings);
         roce.prepare(&hca)?;
         let importer = Arc::clone(engine) as Arc<dyn DeviceImporter>;
-        let shm = Shm::attach(&hca, ShmConfig::default(), Some(importer))?;
+        let times = ShmConfig::default();
+        let times = ShmConfig {
+            handshake: times.handshake.max(settings.patience),
+            step: settings.patience,
+            ..times
+        };
+        let shm = Shm::attach(&hca, times, Some(importer))?;
         Ok(Self {
             shm: Here::new(gpu, shm),
             driver: caller.then(|| hca.driver()),

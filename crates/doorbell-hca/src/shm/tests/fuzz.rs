@@ -156,6 +156,7 @@ fn play(seed: u64) {
     let limits = Limits {
         handshake: Duration::from_secs(1),
         step: Duration::from_secs(1),
+        parting: Duration::from_secs(1),
     };
     let memfd = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
     let offer = |id| Offer {

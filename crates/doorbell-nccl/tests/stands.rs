@@ -1,0 +1,182 @@
+//! Ranks that stand still for less than they may, for longer, and that were told different things: what is well goes on, and the rest is named.
+#![cfg(not(miri))]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::gin::{Signal, With};
+use common::jobs::{Part, play};
+use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
+use rustix::process::{Pid, Signal as Unix, getpid, kill_process};
+
+#[test]
+#[ignore = "the other tests of this file run it in processes of its own"]
+fn peer_process() {
+    let part = Part::read();
+    let (scene, rest) = part.scene.split_once(": ").unwrap_or((&part.scene, ""));
+    if part.ranks.start == 0
+        && let Some((name, value)) = rest.split_once('=')
+    {
+        // Of rank 0 alone.
+        // SAFETY: before any thread that reads the environment.
+        unsafe { std::env::set_var(name, value) };
+    }
+    on_the_host();
+    part.play(|rank, gather, _| match scene {
+        "stands" => stands(rank, gather),
+        "rank 0 stands" => first_stands(rank, gather),
+        "beats" => beats(rank, gather),
+        "links" => links(rank, gather),
+        other => panic!("no scene is called {other}"),
+    });
+}
+
+/// This process stops; somebody has to let it go on ([`goes_on`]).
+fn stop(gather: &Gather) {
+    let named = gather.folder().join("pid");
+    std::fs::write(&named, getpid().as_raw_nonzero().to_string()).expect("written");
+    kill_process(getpid(), Unix::STOP).expect("stopped");
+}
+
+/// Once the other process has stopped: it goes on after so long.
+fn goes_on(gather: &Gather, after: Duration) {
+    let named = gather.folder().join("pid");
+    let number = || {
+        std::fs::read_to_string(&named)
+            .ok()
+            .and_then(|n| n.parse().ok())
+    };
+    assert!(soon(LONG, || number().is_some()), "nobody stopped");
+    let pid = number().and_then(Pid::from_raw).expect("a process");
+    let stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        stat.is_ok_and(|text| text.contains(") T "))
+    };
+    assert!(soon(LONG, stopped), "it does not stop");
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        kill_process(pid, Unix::CONT).expect("it goes on");
+    });
+}
+
+/// Longer than a step of a session takes, and than a queue pair repeats by itself.
+const STANDS: Duration = Duration::from_secs(6);
+
+/// The last rank stands still for less than it may, while the other writes to it and lets go of memory that it had.
+fn stands(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let (pages, more) = (Pages::shared(4096), Pages::shared(4096));
+    let (window, win) = one.register(&pages, 0);
+    let (extra, _) = one.register(&more, 0);
+    let context = one.create(config(1, 1, 1, 0));
+    let gin = context.gin(0);
+    gather.barrier(rank);
+    let begin = Instant::now();
+    match rank {
+        0 => goes_on(gather, STANDS),
+        _ => stop(gather),
+    }
+    let peer = 1 - rank;
+    let signal = With::signal(Signal::Indexed(0), 1);
+    gin.put(peer, (win, 8), (win, 0), 8, signal);
+    // Memory that the other may be using: it is waited for, and nothing is leaked.
+    one.deregister(extra);
+    gin.flush(peer, LONG).expect("complete");
+    gin.wait_signal(0, 1, LONG);
+    assert!(begin.elapsed() >= STANDS);
+    // Whoever thinks otherwise says so by now.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!context.has_error(), "{:?}", log_lines());
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(window);
+    one.close();
+    let lines = log_lines();
+    let warned = lines.iter().any(|line| line.starts_with("2 "));
+    assert!(!warned, "{lines:?}");
+}
+
+#[test]
+fn who_stands_still_for_less_than_he_may_fails_nothing() {
+    std::thread::scope(|scope| {
+        for link in ["shm", "roce"] {
+            scope.spawn(move || play("stands", 2, 1, &[("DOORBELL_NCCL_LINK", link)]));
+        }
+    });
+}
+
+fn told(context: &Context, words: &[&str]) {
+    assert!(soon(LONG, || context.has_error()), "{:?}", log_lines());
+    let said = || {
+        let text = log_lines().join("\n");
+        words.iter().all(|w| text.contains(w))
+    };
+    assert!(soon(LONG, said), "{words:?}: {:?}", log_lines());
+}
+
+/// Rank 0, through which all others hear of each other, stands still for longer than it may, and then goes on.
+fn first_stands(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let context = one.create(config(1, 0, 1, 0));
+    gather.barrier(rank);
+    match rank {
+        0 => stop(gather),
+        1 => goes_on(gather, Duration::from_secs(3)),
+        _ => {}
+    }
+    told(&context, &["rank 0 has not been heard of for"]);
+    gather.barrier(rank);
+    context.destroy();
+    one.close();
+}
+
+#[test]
+fn rank_0_learns_that_the_others_have_given_it_up() {
+    for link in ["shm", "roce"] {
+        let variables = [("DOORBELL_NCCL_ALIVE", "1"), ("DOORBELL_NCCL_LINK", link)];
+        play("rank 0 stands", 3, 1, &variables);
+    }
+}
+
+/// One rank bears less than the others: it hears of them often enough.
+fn beats(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let context = one.create(config(1, 0, 1, 0));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!context.has_error(), "{:?}", log_lines());
+    gather.barrier(rank);
+    context.destroy();
+    one.close();
+}
+
+#[test]
+fn ranks_that_bear_different_silences_miss_nobody() {
+    for (first, others) in [("60", "1"), ("1", "60"), ("0", "1")] {
+        let scene = format!("beats: DOORBELL_NCCL_ALIVE={first}");
+        play(&scene, 3, 1, &[("DOORBELL_NCCL_ALIVE", others)]);
+    }
+}
+
+/// Rank 0 is to use another link than the others.
+fn links(rank: usize, gather: &Arc<Gather>) {
+    let mut one = Rank::init(rank, gather);
+    let (listening, handles) = one.listen();
+    let begin = Instant::now();
+    assert_ne!(one.join(&handles, listening), 0);
+    // The time-out of a step is a minute here.
+    assert!(begin.elapsed() < Duration::from_secs(20), "{begin:?}");
+    let text = log_lines().join("\n");
+    let words = ["DOORBELL_NCCL_LINK is ", "auto", "roce", "alike"];
+    assert!(words.iter().all(|w| text.contains(w)), "{text}");
+    gather.barrier(rank);
+}
+
+#[test]
+fn ranks_that_are_to_use_different_links_are_told_which() {
+    for (first, others) in [("roce", "auto"), ("auto", "roce")] {
+        let scene = format!("links: DOORBELL_NCCL_LINK={first}");
+        play(&scene, 3, 1, &[("DOORBELL_NCCL_LINK", others)]);
+    }
+}
