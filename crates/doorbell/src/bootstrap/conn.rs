@@ -4,12 +4,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use doorbell_hca::shm::Credentials;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Result;
 use super::frame::{Frame, HEADER, Kind, MAX_FRAME, Stream};
@@ -23,6 +25,8 @@ pub(super) struct Conn {
     stream: Stream,
     /// The process at the other end, where the system says.
     pid: Option<u32>,
+    /// Ready once that process has ended, where the system gives one: what it has forked may hold the connection open beyond its death.
+    life: Option<OwnedFd>,
     /// What has come of the next frame.
     partial: Vec<u8>,
     inbox: VecDeque<Frame>,
@@ -53,6 +57,7 @@ impl Conn {
         Self {
             stream,
             pid,
+            life: pid.and_then(life_of),
             partial: Vec::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
@@ -115,6 +120,8 @@ impl Conn {
 
     /// Takes what came, without waiting, until it has `most` frames: who hands the socket on must not take more than what it waits for.
     pub(super) fn look(&mut self, from: u32, most: usize) -> Result<()> {
+        // Asked first: all that it sent is there to be read by then.
+        let over = self.life.as_ref().is_some_and(has_ended);
         while self.ended.is_none() && self.inbox.len() < most.min(KEPT) {
             let need = match self.partial.first_chunk::<HEADER>() {
                 None => HEADER,
@@ -131,7 +138,12 @@ impl Conn {
                     // A part of a long frame says as much as a beat.
                     Ok(_) => self.heard = self.heard.map(|_| Instant::now()),
                     Err(Errno::INTR) => {}
-                    Err(Errno::AGAIN) => return Ok(()),
+                    Err(Errno::AGAIN) => {
+                        if let (true, Some(pid)) = (over, self.pid) {
+                            self.ended = Some(format!("its process {pid} ended"));
+                        }
+                        return Ok(());
+                    }
                     Err(e) => self.ended = Some(io::Error::from(e).to_string()),
                 }
                 continue;
@@ -198,9 +210,18 @@ impl Conn {
     }
 }
 
+fn life_of(pid: u32) -> Option<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+fn has_ended(life: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(life, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
 /// Waits until something came from one of them, or there is room for what waits to be written, for `time` at most.
 pub(super) fn wait<'a>(all: impl Iterator<Item = &'a Conn>, time: Duration) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds: Vec<_> = all
         .map(|conn| {
             let flags = match conn.is_behind() {
