@@ -224,11 +224,23 @@ impl Comm {
                 remedy: "pass every rank's own handle at its place",
             });
         }
-        let secret = &all[0].secret;
+        let first = &all[0];
+        let far = all.iter().position(|handle| handle.host != first.host);
+        if let (Some(far), true) = (far, first.address.ip().is_loopback()) {
+            return Err(Error::Link {
+                rank: 0,
+                link: "TCP",
+                reason: format!(
+                    "rank {far} is on another host, and rank 0 listens at {}: set DOORBELL_NCCL_ADDR for rank 0 to an address of its host",
+                    first.address
+                ),
+            });
+        }
+        let secret = &first.secret;
         let (world, timeout) = (ranks as u32, settings.timeout);
         let mesh = match rank {
             0 => Bootstrap::preside(&listening.meeting, secret, world, timeout),
-            _ => Bootstrap::attend(&all[0].places(host()), secret, rank as u32, world, timeout),
+            _ => Bootstrap::attend(&first.places(host()), secret, rank as u32, world, timeout),
         };
         let mut mesh = mesh.map_err(|source| Error::Collective {
             step: "connect",
@@ -510,6 +522,19 @@ fn meet(
             }
         };
         links.push(link);
+    }
+    let far = |r: &usize| cards[*r].host != own.host && matches!(links[*r], Link::Roce);
+    if let Some(rank) = (0..links.len()).find(far) {
+        let at = node.device.roce_offer()?.address.ip();
+        if at.is_loopback() {
+            return Err(Error::Link {
+                rank,
+                link: "RoCE",
+                reason: format!(
+                    "it is on another host, which would be told to send to {at}: set DOORBELL_NCCL_ADDR (or DOORBELL_ROCE=udp://ADDRESS) to an address of this host"
+                ),
+            });
+        }
     }
     for _ in 0..expected {
         let missing = |links: &[Link]| {

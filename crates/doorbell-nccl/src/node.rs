@@ -42,8 +42,8 @@ fn nodes() -> MutexGuard<'static, Option<Nodes>> {
 }
 
 impl Node {
-    /// The device of the calling thread's GPU. Nothing here waits for another rank. Its engine and its peers may stand still without being reported for
-    /// as long as the settings of the first call say.
+    /// The device of the calling thread's GPU. Nothing here waits for another rank. The settings of the first call hold: where its packets come from,
+    /// and how long its engine and its peers may stand still without being reported.
     pub(crate) fn get(settings: &Settings) -> Result<Arc<Self>> {
         let select = choose()?;
         let key = select.to_string();
@@ -62,6 +62,7 @@ impl Node {
             gpu: Some(select),
             // Who stands still for less than `DOORBELL_NCCL_ALIVE` fails nothing, by whatever link.
             patience: Some(settings.patience()),
+            roce: settings.roce_port(),
             ..doorbell::Config::default()
         };
         // NCCL's kernels run no engine while they wait, so somebody else must.

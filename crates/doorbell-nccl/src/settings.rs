@@ -56,6 +56,8 @@ pub(crate) struct Settings {
     pub(crate) handler: Handler,
     /// The address at which ranks of other hosts find this one (`DOORBELL_NCCL_ADDR`).
     pub(crate) address: IpAddr,
+    /// That of RoCE packets, where it was said and `DOORBELL_ROCE` says nothing: packets find this host where its ranks are found.
+    pub(crate) roce: Option<IpAddr>,
 }
 
 /// Rings that lose nothing whatever order the posters' stores arrive in. NVIDIA's posters ring by a maximum at this word.
@@ -136,10 +138,16 @@ impl Settings {
                 .parse()
                 .map_err(|_| bad("DOORBELL_HANDLER", text, "give record, only or producer"))?,
         };
+        let mut roce = None;
         let address = match get("DOORBELL_NCCL_ADDR") {
             None => route(),
             Some(text) => match text.parse() {
-                Ok(ip) if is_own(ip) => ip,
+                Ok(ip) if is_own(ip) => {
+                    if get("DOORBELL_ROCE").is_none() {
+                        roce = Some(ip);
+                    }
+                    ip
+                }
                 _ => {
                     let remedy = "give an IP address of this host, at which other hosts find it (`ip addr` lists them)";
                     return Err(bad("DOORBELL_NCCL_ADDR", text, remedy));
@@ -154,6 +162,15 @@ impl Settings {
             signals,
             handler,
             address,
+            roce,
+        })
+    }
+
+    /// The port of RoCE packets, if it follows from the address of ranks.
+    pub(crate) fn roce_port(&self) -> Option<String> {
+        Some(match self.roce? {
+            IpAddr::V4(ip) => format!("udp://{ip}"),
+            IpAddr::V6(ip) => format!("udp://[{ip}]"),
         })
     }
 }
@@ -228,5 +245,14 @@ mod tests {
         assert_eq!((said.link, said.signals), (LinkChoice::Roce, Place::Gpu));
         assert_eq!(said.handler, Handler::Record);
         assert_eq!(said.address, Ipv4Addr::new(127, 0, 0, 2));
+        // Packets too, unless something else is said of them.
+        assert_eq!(plain.roce_port(), None);
+        assert_eq!(said.roce_port().as_deref(), Some("udp://127.0.0.2"));
+        let both = Settings::from(&|name| match name {
+            "DOORBELL_NCCL_ADDR" => Some("127.0.0.2".to_owned()),
+            "DOORBELL_ROCE" => Some("raw:eth1".to_owned()),
+            _ => None,
+        });
+        assert_eq!(both.expect("both").roce_port(), None);
     }
 }

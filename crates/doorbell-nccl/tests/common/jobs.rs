@@ -45,11 +45,26 @@ pub fn start(
     each: usize,
     variables: &[(&str, &str)],
 ) -> (Vec<Started>, tempfile::TempDir) {
+    start_by(scene, ranks, each, variables, |_| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env("DOORBELL_ROCE", "udp://127.0.0.1");
+        command
+    })
+}
+
+/// As [`start`], with the command that runs this program for a process of that first rank.
+pub fn start_by(
+    scene: &str,
+    ranks: usize,
+    each: usize,
+    variables: &[(&str, &str)],
+    program: impl Fn(usize) -> Command,
+) -> (Vec<Started>, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
     let children = (0..ranks)
         .step_by(each)
         .map(|rank| {
-            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            let mut command = program(rank);
             command
                 .args(["--exact", "peer_process", "--ignored", "--nocapture"])
                 .env(SCENE, scene)
@@ -57,7 +72,6 @@ pub fn start(
                 .env(RANK, rank.to_string())
                 .env(RANKS, ranks.to_string())
                 .env(EACH, each.to_string())
-                .env("DOORBELL_ROCE", "udp://127.0.0.1")
                 .envs(variables.iter().copied())
                 .stdout(Stdio::null());
             Started(command.spawn().expect("a child"))

@@ -566,7 +566,9 @@ pub fn on_the_host() {
             if std::env::var_os("DOORBELL_GPU").is_none() {
                 std::env::set_var("DOORBELL_GPU", "host");
             }
-            std::env::set_var("DOORBELL_NCCL_ADDR", "127.0.0.1");
+            if std::env::var_os("DOORBELL_NCCL_ADDR").is_none() {
+                std::env::set_var("DOORBELL_NCCL_ADDR", "127.0.0.1");
+            }
             // The test program plays NCCL, and cannot be asked.
             std::env::set_var("DOORBELL_NCCL_RELEASE", "2.28.9");
             if std::env::var_os("DOORBELL_NCCL_TIMEOUT").is_none() {
