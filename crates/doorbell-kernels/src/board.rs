@@ -104,10 +104,25 @@ impl CopyJob {
         )
     }
 
-    /// As many threads as a copy of `len` bytes keeps busy, four units of 16 bytes each: a power of two.
+    /// What a copy moves in at a time, in bytes: the largest power of two up to 16 by which both ends are aligned alike, but not 2, for which there are no loads.
     #[inline(always)]
-    pub const fn lanes_for(len: u64) -> u32 {
-        let units = len.div_ceil(64);
+    pub const fn width(dst: u64, src: u64) -> u64 {
+        match 1 << (dst ^ src | 16).trailing_zeros() {
+            2 => 1,
+            width => width,
+        }
+    }
+
+    /// The bytes of a copy that takes as long, if it is aligned alike by 16 bytes.
+    #[inline(always)]
+    pub const fn weight(dst: u64, src: u64, len: u64) -> u64 {
+        len.saturating_mul(16 / Self::width(dst, src))
+    }
+
+    /// As many threads as a copy of this [weight](Self::weight) keeps busy, four units each: a power of two.
+    #[inline(always)]
+    pub const fn lanes_for(weight: u64) -> u32 {
+        let units = weight.div_ceil(64);
         if units >= COPIES as u64 {
             COPIES as u32
         } else if units <= 1 {

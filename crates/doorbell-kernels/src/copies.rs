@@ -169,7 +169,8 @@ impl Work {
     unsafe fn turn_to<A: Arch>(&mut self, a: A, job: *const CopyJob, post: Post) {
         match post.parse() {
             Posted::Copy { dst, src, len } => {
-                self.shape(CopyJob::step(1, CopyJob::lanes_for(len), len as u32, true));
+                let lanes = CopyJob::lanes_for(CopyJob::weight(dst, src, len));
+                self.shape(CopyJob::step(1, lanes, len as u32, true));
                 self.at = self.first(0);
                 self.copy = Copy { dst, src, len };
             }
@@ -310,13 +311,9 @@ impl Work {
 /// Both ranges may be read and written.
 #[inline(always)]
 unsafe fn carry_out<A: Arch>(a: A, copy: Copy, rank: u32, lanes: u32) {
-    /// Units that a thread has under way.
-    const AHEAD: u64 = 4;
     let Copy { dst, src, len } = copy;
     let (rank, lanes) = (u64::from(rank), u64::from(lanes));
-    // The largest power of two, up to 16, by which both ends are aligned alike. There are no loads of two bytes.
-    let alike = 1 << (dst ^ src | 16).trailing_zeros();
-    let width: u64 = if alike == 2 { 1 } else { alike };
+    let width = CopyJob::width(dst, src);
     let head = (dst.wrapping_neg() & (width - 1)).min(len);
     let units = (len - head) / width;
     let tail = head + units * width;
@@ -326,50 +323,54 @@ unsafe fn carry_out<A: Arch>(a: A, copy: Copy, rank: u32, lanes: u32) {
             edge(a, copy, 0, head);
         }
         let (to, from) = (dst + head, src + head);
-        let mut i = rank;
         match width {
-            16 => {
-                // Several loads, then their stores: their round trips overlap.
-                while i + (AHEAD - 1) * lanes < units {
-                    let unit = |k: u64| a.load_unit(pointer(from + (i + k * lanes) * 16));
-                    let four = [unit(0), unit(1), unit(2), unit(3)];
-                    let [u, v, w, x] = four;
-                    a.store_unit(pointer(to + i * 16), u);
-                    a.store_unit(pointer(to + (i + lanes) * 16), v);
-                    a.store_unit(pointer(to + (i + 2 * lanes) * 16), w);
-                    a.store_unit(pointer(to + (i + 3 * lanes) * 16), x);
-                    i += AHEAD * lanes;
-                }
-                while i < units {
-                    let unit = a.load_unit(pointer(from + i * 16));
-                    a.store_unit(pointer(to + i * 16), unit);
-                    i += lanes;
-                }
-            }
-            8 => {
-                while i < units {
-                    let word = a.load64(pointer(from + i * 8), sites::DATA);
-                    a.store64(pointer(to + i * 8), word, sites::DATA);
-                    i += lanes;
-                }
-            }
-            4 => {
-                while i < units {
-                    let word = a.load32(pointer(from + i * 4), sites::DATA);
-                    a.store32(pointer(to + i * 4), word, sites::DATA);
-                    i += lanes;
-                }
-            }
-            _ => {
-                while i < units {
-                    a.store8(pointer(to + i), a.load8(pointer(from + i)));
-                    i += lanes;
-                }
-            }
+            16 => spread(
+                (rank, lanes, units),
+                |i| a.load_unit(pointer(from + i * 16)),
+                |i, unit| a.store_unit(pointer(to + i * 16), unit),
+            ),
+            8 => spread(
+                (rank, lanes, units),
+                |i| a.load64(pointer(from + i * 8), sites::DATA),
+                |i, word| a.store64(pointer(to + i * 8), word, sites::DATA),
+            ),
+            4 => spread(
+                (rank, lanes, units),
+                |i| a.load32(pointer(from + i * 4), sites::DATA),
+                |i, word| a.store32(pointer(to + i * 4), word, sites::DATA),
+            ),
+            _ => spread(
+                (rank, lanes, units),
+                |i| a.load8(pointer(from + i)),
+                |i, byte| a.store8(pointer(to + i), byte),
+            ),
         }
         if rank == 0 {
             edge(a, copy, tail, len);
         }
+    }
+}
+
+/// Every `lanes`th of `units`, from `rank` on: several loads, then their stores, so that their round trips overlap.
+#[inline(always)]
+fn spread<T>(
+    (rank, lanes, units): (u64, u64, u64),
+    load: impl Fn(u64) -> T,
+    store: impl Fn(u64, T),
+) {
+    let mut i = rank;
+    while i + 3 * lanes < units {
+        let four = [0, 1, 2, 3].map(|k| load(i + k * lanes));
+        let [u, v, w, x] = four;
+        store(i, u);
+        store(i + lanes, v);
+        store(i + 2 * lanes, w);
+        store(i + 3 * lanes, x);
+        i += 4 * lanes;
+    }
+    while i < units {
+        store(i, load(i));
+        i += lanes;
     }
 }
 

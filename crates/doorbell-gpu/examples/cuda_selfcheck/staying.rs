@@ -236,12 +236,14 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
                 (8, 100),
                 (1024, 5),
                 (4096, 5),
-                (8192, 5),
                 (16384, 5),
+                (32768, 5),
+                (2047, 5),
             ] {
                 let op = [CopyOp {
                     dst: to.0.device_addr() + to.1 as u64,
-                    src: from.0.device_addr() + from.1 as u64,
+                    // One of them not aligned alike.
+                    src: from.0.device_addr() + from.1 as u64 + len % 2,
                     len,
                 }];
                 let before = ends.copier.stats();

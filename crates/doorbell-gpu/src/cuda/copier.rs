@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use doorbell_kernels::board::CopyJob;
+
 use super::context::{Context, Current};
 use super::engine::Engine;
 use super::lane::{Ended, Lane};
@@ -240,7 +242,7 @@ impl CudaCopier {
         } = state;
         within.clear();
         let (mut from, mut to) = (Near::default(), Near::default());
-        let (mut bytes, mut apart) = (0u64, true);
+        let (mut bytes, mut weight, mut apart) = (0u64, 0u64, true);
         for op in ops {
             let src = from.place(ranges, current, op.src, op.len)?;
             let dst = to.place(ranges, current, op.dst, op.len)?;
@@ -258,12 +260,14 @@ impl CudaCopier {
             }
             within.push(same);
             bytes = bytes.saturating_add(op.len);
+            weight = weight.saturating_add(CopyJob::weight(op.dst, op.src, op.len));
             // A kernel writes as it reads; by way of host memory all is read first.
             apart &= op.src.abs_diff(op.dst) >= op.len;
         }
         let kind = Kind {
             count: ops.len(),
             bytes,
+            weight,
             within: within.contains(&true),
         };
         let kernel = lane.as_ref().filter(|_| how == How::Any && apart);

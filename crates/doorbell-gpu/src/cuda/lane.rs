@@ -257,7 +257,10 @@ impl Lane {
         for (step, word) in segment.steps().zip(&job.steps) {
             let sizes = &size[step.clone()];
             let longest = sizes.iter().copied().max().unwrap_or(0);
-            let lanes = CopyJob::lanes_for(longest as u64);
+            let weights = step
+                .clone()
+                .map(|i| CopyJob::weight(dst[i], src[i], size[i] as u64));
+            let lanes = CopyJob::lanes_for(weights.max().unwrap_or(0));
             let alike = sizes.iter().all(|&size| size == longest);
             let len = u32::try_from(longest)
                 .ok()

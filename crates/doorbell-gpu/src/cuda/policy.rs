@@ -24,20 +24,20 @@ pub(crate) enum Policy {
     Auto,
 }
 
-/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates` printed on an H200 (bench/results/2026-11-30-h200-copies/selfcheck.txt): a
-/// launch took 12 to 15 us up to 64 copies of 8 bytes and 18 to 20 us for 256; the engine 6 to 7 us, 0.4 to 0.7 us more for each copy after the first,
-/// and by way of host memory about twice that. Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind
-/// them, and of a launch only its few reads.
+/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates small-copies-staying-rates` printed on an H200: a launch took 12 to 15 us up to 64 copies of 8 bytes
+/// and 18 to 20 us for 256, one that was there 4 to 5 us for one copy of up to 16 KiB and 14 to 17 us for 256 of 8 bytes; the engine 6 to 10 us, 0.4 to 1 us more for each copy after
+/// the first, and within one GPU, by way of host memory, about twice that. 256 KiB took a kernel that was there 31 to 41 us, the engine 68 to 146 us in copies of 4 KiB.
+/// Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind them, and of a launch only its few reads.
+///
+/// Bytes are [weighed](doorbell_kernels::board::CopyJob::weight): a kernel moves what is not aligned alike in smaller pieces.
 mod small {
-    /// From so many copies on; within one GPU one is enough, which is as quick alone, and quicker where others follow.
+    /// From so many copies on, where none is there; within one GPU one is enough, which is as quick alone, and quicker where others follow.
     pub(super) const COUNT: usize = 8;
-    /// Up to so many bytes a copy, on average: one block moves 6 to 7 GB/s.
-    pub(super) const MEAN: u64 = 2 << 10;
-    /// The same if some are within one GPU.
-    pub(super) const MEAN_WITHIN: u64 = 4 << 10;
+    /// Up to so many bytes a copy, on average.
+    pub(super) const MEAN: u64 = 4 << 10;
     /// Up to so many bytes in all where a kernel is there.
-    pub(super) const FEW: u64 = 16 << 10;
-    /// Up to so many bytes in all, where the kernel is wanted wherever it may be.
+    pub(super) const FEW: u64 = 32 << 10;
+    /// Up to so many bytes in all, however they are aligned, where the kernel is wanted wherever it may be.
     pub(super) const MOST: u64 = 256 << 10;
 }
 
@@ -47,6 +47,8 @@ pub(crate) struct Kind {
     pub(crate) count: usize,
     /// In all.
     pub(crate) bytes: u64,
+    /// The same, weighed.
+    pub(crate) weight: u64,
     /// Some have both ends in one GPU.
     pub(crate) within: bool,
 }
@@ -54,23 +56,15 @@ pub(crate) struct Kind {
 impl Policy {
     /// Is a kernel to make these copies? `there`: one is there, or will be wanted again so soon that its launch pays.
     pub(crate) fn takes(self, kind: Kind, there: bool) -> bool {
-        let Kind {
-            count,
-            bytes,
-            within,
-        } = kind;
-        let many = count as u64;
-        let (least, most) = match (self, within) {
+        let mean = small::MEAN * kind.count as u64;
+        let (least, size, most) = match (self, there) {
             (Self::Engine, _) => return false,
-            (Self::Kernel, _) => (1, small::MOST),
-            (Self::Auto, true) => (1, small::MEAN_WITHIN * many),
-            (Self::Auto, false) => (small::COUNT, small::MEAN * many),
+            (Self::Kernel, _) => (1, kind.bytes, small::MOST),
+            (Self::Auto, true) => (1, kind.weight, mean.max(small::FEW)),
+            (Self::Auto, false) if kind.within => (1, kind.weight, mean),
+            (Self::Auto, false) => (small::COUNT, kind.weight, mean),
         };
-        let (least, most) = match there {
-            true => (1, most.max(small::FEW)),
-            false => (least, most),
-        };
-        count >= least && (1..=most).contains(&bytes)
+        kind.count >= least && (1..=most).contains(&size)
     }
 
     /// From the environment, with a sentence about why it is not what was asked for, or what one would expect.
@@ -245,27 +239,34 @@ mod tests {
 
     #[test]
     fn what_a_kernel_takes_depends_on_whether_it_is_there() {
+        let (few, mean) = (small::FEW, small::MEAN);
         for (count, bytes, within, takes) in [
             (1, 8, false, [false, true]),
             (1, 8, true, [true, true]),
             (7, 56, false, [false, true]),
             (8, 64, false, [true, true]),
-            (1, small::FEW, false, [false, true]),
-            (1, small::FEW + 1, false, [false, false]),
-            (1, small::MEAN_WITHIN + 1, true, [false, true]),
-            (100, 100 * small::MEAN, false, [true, true]),
-            (100, 100 * small::MEAN + 1, false, [false, false]),
+            (1, few, false, [false, true]),
+            (1, few + 1, false, [false, false]),
+            (1, mean + 1, true, [false, true]),
+            (100, 100 * mean, false, [true, true]),
+            (100, 100 * mean + 1, false, [false, false]),
             (3, 0, true, [false, false]),
         ] {
-            let kind = Kind {
+            let mut kind = Kind {
                 count,
                 bytes,
+                weight: bytes,
                 within,
             };
-            let of = |policy: Policy| [false, true].map(|there| policy.takes(kind, there));
-            assert_eq!(of(Policy::Auto), takes, "{kind:?}");
-            assert_eq!(of(Policy::Engine), [false; 2]);
-            assert_eq!(of(Policy::Kernel), [bytes > 0; 2]);
+            let of = |policy: Policy, kind| [false, true].map(|there| policy.takes(kind, there));
+            assert_eq!(of(Policy::Auto, kind), takes, "{kind:?}");
+            assert_eq!(of(Policy::Engine, kind), [false; 2]);
+            assert_eq!(
+                of(Policy::Kernel, kind),
+                [(1..=small::MOST).contains(&bytes); 2]
+            );
+            kind.weight = 101 * mean;
+            assert_eq!(of(Policy::Auto, kind), [false; 2]);
         }
     }
 }

@@ -115,8 +115,9 @@ fn many_small_copies_are_one_launch_and_few_or_large_ones_the_engines() {
         (b.words(0, 0, 600), 3),
         (b.words(0, 0, 8), 1),
         (b.words(0, 0, 7), 0),
-        (vec![b.op(0, 0, 2 << 10); 300], 2),
-        (vec![b.op(0, 0, 2049); 20], 0),
+        (vec![b.op(0, 0, 4 << 10); 300], 2),
+        (vec![b.op(0, 0, 4097); 20], 0),
+        (vec![b.op(1, 0, 257); 20], 0),
         // A large one among small ones takes them along.
         (
             [b.words(8, 8, 20), vec![b.op(200 << 10, 0, 190 << 10)]].concat(),

@@ -35,16 +35,20 @@ fn while_it_stays_small_copies_are_posted_to_it() {
         (b.words(800, 8, 7), 1),
         (b.words(0, 3000, 600), 3),
         (vec![b.op(4096, 0, 16 << 10)], 1),
-        (vec![b.op(4096, 5, 16_000)], 1),
-        (vec![b.op(4097, 0, 1 << 10); 16], 1),
-        (vec![b.op(4097, 0, 2 << 10); 300], 2),
+        (vec![b.op(4096, 16, 32_767)], 1),
+        (vec![b.op(4096, 32, 32 << 10)], 1),
+        (vec![b.op(4097, 0, 1 << 10); 2], 1),
+        (vec![b.op(4112, 0, 4 << 10); 300], 2),
         (within(8), 1),
-        (within(16 << 10), 1),
+        (within(32 << 10), 1),
         // As large as the engine's.
-        (vec![b.op(4096, 7, (16 << 10) + 1)], 0),
-        (vec![b.op(0, 0, 4097); 4], 0),
-        (vec![b.op(0, 0, 4096); 5], 0),
-        (within((16 << 10) + 1), 0),
+        (vec![b.op(4096, 0, (32 << 10) + 1)], 0),
+        (vec![b.op(0, 0, 4097); 9], 0),
+        (within((32 << 10) + 1), 0),
+        // Not aligned alike, these take a kernel as long.
+        (vec![b.op(4097, 0, (2 << 10) + 1)], 0),
+        (vec![b.op(4, 0, (8 << 10) + 1)], 0),
+        (vec![b.op(8, 0, (16 << 10) + 1)], 0),
     ] {
         let then = counts(&b);
         b.done(&ops);
@@ -167,10 +171,10 @@ fn jobs_that_come_as_it_leaves_are_launched() {
         while b.mock.get("staying") != 0 {
             assert!(since.elapsed() < LONG);
         }
+        b.mock.call_int("mock_deaf", 0);
         // Another job, before anyone has looked at those: they come first.
         let last = b.submit(&b.words(8, round * 1000 + 777, 1));
-        assert!(b.mock.get("launches") > launches);
-        b.mock.call_int("mock_deaf", 0);
+        assert_eq!(b.mock.get("launches"), launches + 1);
         b.copier.wait(last, LONG).unwrap();
         assert_eq!(b.mock.get("kernel_copies") - kernel, 51);
         let bytes = b.device_bytes();
