@@ -16,6 +16,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 pub use doorbell_verbs as library;
 use doorbell_verbs::efa::EfaAttr;
@@ -32,6 +33,9 @@ use crate::fault::Fault;
 use crate::hca::Inner;
 use crate::mem::{Access, Memory, Region};
 use places::Places;
+
+/// How long after its first failures a port may say that it is up.
+const GOING_DOWN: Duration = Duration::from_millis(100);
 
 /// An opened port of a device.
 pub struct VerbsPort {
@@ -51,6 +55,8 @@ pub struct VerbsPort {
     /// Where the device's queue pairs are told of events, by their numbers.
     alarms: Mutex<Vec<(u32, Weak<Alarm>)>>,
     gone: AtomicBool,
+    /// A port that had failed a request was waited for, and did not go down.
+    stays_up: AtomicBool,
 }
 
 /// What the device has said of one of its queue pairs and that one's engine has not looked at: 0 is nothing.
@@ -108,6 +114,7 @@ impl VerbsPort {
             pds: Mutex::default(),
             alarms: Mutex::default(),
             gone: AtomicBool::new(false),
+            stays_up: AtomicBool::new(false),
         };
         if opened.efa.is_some() && asked != plain {
             return Err(opened.unsupported(
@@ -198,14 +205,23 @@ impl VerbsPort {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// The device says that its port is down; told in the log, with what to do.
+    /// The device says that its port is down; told in the log, with what to do. It may fail requests a moment before it says so (soft-RoCE has no route any
+    /// more by then), which is waited for; once in vain and not again, since the caller has other queue pairs to serve.
     pub(crate) fn is_down(&self) -> bool {
-        match self.context.active_port(self.config.port) {
-            Err(e @ VerbsError::PortDown { .. }) => {
-                tracing::error!("{e}");
-                true
+        let until = Instant::now() + GOING_DOWN;
+        loop {
+            match self.context.active_port(self.config.port) {
+                Err(e @ VerbsError::PortDown { .. }) => {
+                    tracing::error!("{e}");
+                    return true;
+                }
+                Err(_) => return false,
+                Ok(_) if self.stays_up.load(Ordering::Relaxed) => return false,
+                Ok(_) => self
+                    .stays_up
+                    .store(Instant::now() >= until, Ordering::Relaxed),
             }
-            _ => false,
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -177,11 +177,14 @@ unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: the caller's.
     let id = unsafe { device_of(context) };
-    let world = world();
-    let config = world.devices[&id].config;
+    let mut world = world();
+    let Some(device) = world.devices.get_mut(&id) else {
+        return libc::ENODEV;
+    };
+    let (active, config) = (device.is_active(), device.config);
     // SAFETY: the structure is the caller's.
     unsafe {
-        (*out).state = if config.active {
+        (*out).state = if active {
             port_state::ACTIVE
         } else {
             port_state::DOWN

@@ -211,6 +211,11 @@ impl Mock {
         self.with(|d| d.config.active = active);
     }
 
+    /// The port is said to be up `times` more, and then to be down.
+    pub fn go_down_after(&self, times: u32) {
+        self.with(|d| d.down_after = Some(times));
+    }
+
     /// The port goes down with the event for it: nothing is carried out, and no way leads anywhere.
     pub fn pull_cable(&self) {
         self.with(|d| {

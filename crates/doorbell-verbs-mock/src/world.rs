@@ -33,6 +33,7 @@ pub(crate) struct Device {
     pub(crate) reverse: bool,
     pub(crate) lose: bool,
     pub(crate) stall: bool,
+    pub(crate) down_after: Option<u32>,
     pub(crate) events: VecDeque<(u32, usize)>,
     /// What is drawn next.
     pub(crate) random: u64,
@@ -49,6 +50,16 @@ impl Device {
     pub(crate) fn planned(&mut self, number: u64) -> Option<(u32, u32)> {
         let planned = self.fail_request.take_if(|(n, ..)| *n == number);
         planned.map(|(_, status, vendor)| (status, vendor))
+    }
+
+    /// Whether the port is up, to who asks now.
+    pub(crate) fn is_active(&mut self) -> bool {
+        match &mut self.down_after {
+            Some(0) => (self.config.active, self.down_after) = (false, None),
+            Some(times) => *times -= 1,
+            None => {}
+        }
+        self.config.active
     }
 
     pub(crate) fn remove(&mut self) {
@@ -202,6 +213,7 @@ impl World {
             reverse: false,
             lose: false,
             stall: false,
+            down_after: None,
             events: VecDeque::new(),
             // Never zero, which would stay zero.
             random: config.srd.map_or(0, |s| s.seed).wrapping_mul(2) + 1,

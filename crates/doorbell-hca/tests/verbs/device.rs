@@ -261,6 +261,32 @@ fn a_port_that_went_down_is_no_fault_of_the_work_request() {
 }
 
 #[test]
+fn a_port_that_says_so_after_its_first_failures_went_down_all_the_same() {
+    let mut p = Pair::new(Config::default());
+    let (src, dst) = (p.rig.region(64), p.rig.region(64));
+    let write = Wqe::write(p.there(&dst, 0), src.local(0, 8)).expect("a length");
+    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
+    p.mock.go_down_after(3);
+    let fault = p.fails(write);
+    assert_eq!(fault, (Syndrome::TRANSPORT_RETRY, Vendor::ENGINE_DOWN));
+}
+
+#[test]
+fn a_port_that_stays_up_is_waited_for_once() {
+    let mut p = Pair::new(Config::default());
+    let (src, dst) = (p.rig.region(64), p.rig.region(64));
+    let write = Wqe::write(p.there(&dst, 0), src.local(0, 8)).expect("a length");
+    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
+    assert_eq!(p.fails(write), (Syndrome::LOCAL_QP_OP, Vendor::NONE));
+    // The next failure asks once, and hears that it is up.
+    (p.a, p.b) = (p.rig.qp(), p.rig.qp());
+    join(&p.a, &p.b, &p.port);
+    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
+    p.mock.go_down_after(1);
+    assert_eq!(p.fails(write), (Syndrome::LOCAL_QP_OP, Vendor::NONE));
+}
+
+#[test]
 fn service_level_traffic_class_partition_and_path_mtu_reach_the_device() {
     let p = Pair::with(Config::default(), Options::default(), |config| {
         (config.service_level, config.traffic_class) = (3, 106);
