@@ -107,6 +107,15 @@ impl Qps {
     }
 
     fn end(&self) {
+        let all = self.companions.iter().chain(&self.main);
+        let early: u64 = all.map(|qp| qp.counters().stale_reads).sum();
+        if early > 0 {
+            // The posters' fence is one for the GPU alone: that it orders what the host sees is the hardware's doing, and was so far.
+            log::info(format_args!(
+                "rank {}: {early} time(s) a request was rung before it could be read, and was looked for again",
+                self.comm.rank
+            ));
+        }
         let time = self.comm.node.device.settings().quiesce;
         for qp in self.companions.iter().chain(&self.main) {
             self.comm.node.watch.remove_qp(qp.qpn());
