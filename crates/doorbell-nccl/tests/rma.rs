@@ -81,11 +81,10 @@ fn signals_survive_the_contexts_that_began_to_carry_them_over() {
 fn more_than_a_gibibyte_goes_in_pieces_with_the_signal_behind_the_last() {
     each(1, |rank, gather| {
         let one = RmaRank::connect(rank, gather, 1);
-        // Each piece takes a while, so that a signal between them would be seen before the mark at the end: in the word itself, since what carries shadows
-        // over waits for the same engine.
-        let len = 2usize << 30;
+        let len = (1usize << 30) + 4096;
         let (source, target, words) = (Pages::new(len), Pages::repeated(len), Pages::new(64));
         source.write(len - 8, &[9; 8]);
+        let small = Pages::repeated(1 << 30);
         let from = one.register(&source, CUDA, 0);
         let to = one.register(&target, CUDA, 0);
         let signals = one.register(&words, CUDA, 1);
@@ -93,7 +92,12 @@ fn more_than_a_gibibyte_goes_in_pieces_with_the_signal_behind_the_last() {
         one.until("the signal", || words.word(0) == 1);
         assert_eq!(target.read(len - 8, 8), [9; 8]);
         one.wait(put).expect("done");
-        [from, to, signals]
+        // The second piece has no room: what was to be behind it does not come.
+        let narrow = one.register(&small, CUDA, 0);
+        let put = one.put(0, (from, 0), (narrow, 0), len, Some(((signals, 0), 1)));
+        assert_eq!(one.wait(put), Err(6));
+        assert_eq!(words.word(0), 1);
+        [from, to, signals, narrow]
             .into_iter()
             .for_each(|h| one.deregister(h));
         one.close();
