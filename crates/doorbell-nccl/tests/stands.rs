@@ -29,6 +29,8 @@ fn peer_process() {
         "rank 0 stands" => first_stands(rank, gather),
         "beats" => beats(rank, gather),
         "links" => links(rank, gather),
+        "engine" => engine(rank, gather),
+        "let go" => let_go(rank, gather),
         other => panic!("no scene is called {other}"),
     });
 }
@@ -179,4 +181,58 @@ fn ranks_that_are_to_use_different_links_are_told_which() {
         let scene = format!("links: DOORBELL_NCCL_LINK={first}");
         play(&scene, 3, 1, &[("DOORBELL_NCCL_LINK", others)]);
     }
+}
+
+/// Rank 0's engine stands still for longer than it may.
+fn engine(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let context = one.create(config(1, 0, 1, 0));
+    told(&context, &["engine core 0 of this process has stood still"]);
+    gather.barrier(rank);
+    context.destroy();
+    one.close();
+}
+
+#[test]
+fn an_engine_that_stands_still_is_told_to_the_hosts_of_all_ranks() {
+    let scene = "engine: DOORBELL_FAULT=at=1s: stall-engine=4s";
+    play(scene, 2, 1, &[("DOORBELL_NCCL_ALIVE", "1")]);
+}
+
+/// A kernel waits for what a rank that stands still has not acknowledged, and will not: no queue pair of the two has failed.
+fn let_go(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 0, 1, 0));
+    let gin = context.gin(0);
+    gather.barrier(rank);
+    if rank == 1 {
+        stop(gather);
+        told(&context, &["gave up"]);
+    } else {
+        let named = gather.folder().join("pid");
+        assert!(soon(LONG, || named.exists()), "rank 1 does not stop");
+        std::thread::sleep(Duration::from_millis(300));
+        gin.put(1, (win, 8), (win, 0), 8, With::default());
+        gin.flush(1, LONG).expect("let go");
+        told(&context, &["rank 1 has not been heard of for"]);
+        goes_on(gather, Duration::ZERO);
+    }
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(window);
+    one.close();
+}
+
+#[test]
+fn kernels_with_work_for_who_stands_still_are_let_go() {
+    let variables = [
+        ("DOORBELL_NCCL_ALIVE", "1"),
+        ("DOORBELL_NCCL_LINK", "roce"),
+        ("DOORBELL_ON_ERROR", "release"),
+        // The queue pair itself waits for longer than the test.
+        ("DOORBELL_ROCE_TIMEOUT", "24"),
+    ];
+    play("let go", 2, 1, &variables);
 }
