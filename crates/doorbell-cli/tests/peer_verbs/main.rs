@@ -119,6 +119,8 @@ fn peer_verbs_a_device_that_is_deleted_in_mid_transfer_hangs_nobody() {
 #[test]
 #[ignore = "needs the soft-RoCE guest of peers/rxe (DOORBELL_RXE)"]
 fn peer_verbs_mistakes_of_a_site_are_explained() {
+    // Of a port that goes down, soft-RoCE of Linux 6.1 sometimes repeats twice and then neither goes on nor gives up (its queue pair stays in RTS, its counters
+    // stand): that is tried again.
     let said = guest(
         "/mnt/doorbell perf put-bw --link verbs:nosuch --gpu host\n\
          ip link set eth0 down; sleep 1\n\
@@ -131,9 +133,12 @@ fn peer_verbs_mistakes_of_a_site_are_explained() {
          as_user() { su -s /bin/sh user -c \"cd /tmp/own; /mnt/doorbell hwtest --no-perf --signals 100\"; echo \"hwtest rc=$?\"; }\n\
          chown 0:77 /dev/infiniband/uverbs0; chmod 660 /dev/infiniband/uverbs0; as_user\n\
          chmod 666 /dev/infiniband/uverbs0; ulimit -l 4096; as_user\n\
-         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --hca-cores 0 --size 4K --secs 90 --timeout 60 2>&1 & run=$!\n\
+         for again in 1 2 3; do\n\
+         /mnt/doorbell perf put-bw --link verbs:rxe0 --gpu host --hca-cores 0 --size 4K --secs 60 --timeout 20 >/tmp/went 2>&1 & run=$!\n\
          until [ \"$(rdma resource show qp | grep -c doorbell)\" -ge 2 ]; do sleep 1; done\n\
-         sleep 1; ip link set eth0 down; wait $run; echo \"went down rc=$?\"\n",
+         sleep 1; ip link set eth0 down; wait $run; echo \"went down rc=$?\"; cat /tmp/went\n\
+         grep -q 'nothing completed' /tmp/went || break\n\
+         ip link set eth0 up; sleep 1; done\n",
     );
     for words in [
         // libibverbs itself says that there is no such file.
