@@ -6,7 +6,7 @@
 //!
 //! - the kernel sees that it was cancelled: it does nothing;
 //! - the host sees no start: the kernel is certain to see the word, whenever it starts;
-//! - the host sees a start: it waits for the answer, which comes soon, since the kernel runs.
+//! - the host sees a start: it waits for the answer, which comes as the kernel runs (soon, unless another process has its turn on the GPU).
 //!
 //! A kernel that has started may stay for more work, which the host [posts](take). When it [leaves](leave) it says so behind all else that it does, so nobody has to
 //! decide whose a post is that comes as it leaves: the host sees that it has left and what it has done, and does the rest itself.

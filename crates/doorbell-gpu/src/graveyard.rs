@@ -3,6 +3,8 @@
 //! Two reasons. A kernel that outlives its launch object may still touch any buffer. And the CUDA driver makes a free
 //! wait for every running kernel, and the copy engine wait for the free: with a kernel that waits for a copy, that is
 //! a deadlock. So frees are queued while a launch is in flight, and done by whoever sees the last one end.
+//! The kernel that makes small copies is no launch in this sense: it touches no memory but that of copies which have not ended, and a free waits for
+//! it a millisecond at most, or as long as it was told to stay.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

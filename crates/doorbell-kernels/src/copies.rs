@@ -88,19 +88,21 @@ unsafe fn stay<A: Arch>(a: A, board: *const CopyBoard, number: u64, born: u64, t
             .add(CopyBoard::place(number))
     };
     // However much there is to do: who waits for all kernels to end waits for this one too.
-    while now.wrapping_sub(born) < life {
+    if now.wrapping_sub(born) >= life {
+        return Post::leave(number);
+    }
+    loop {
         // SAFETY: as above.
         if let Some(Chunk(post)) = unsafe { take(a, place, |last| Post([0, last]).is(number)) } {
             return Post(post);
         }
-        // Looked at once at least.
-        if now.wrapping_sub(since) >= stay {
-            break;
+        // It has looked behind its last look at the clock: while other processes had the GPU a job may have come, and the time run out.
+        if now.wrapping_sub(since) >= stay || now.wrapping_sub(born) >= life {
+            return Post::leave(number);
         }
         a.relax();
         now = a.clock_ns();
     }
-    Post::leave(number)
 }
 
 /// # Safety

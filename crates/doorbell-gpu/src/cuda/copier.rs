@@ -192,7 +192,7 @@ impl CudaCopier {
         }
         let now = Instant::now();
         // Checked whole before anything is planned.
-        let way = self.look(&mut state, &current, ops, how, now)?;
+        let way = self.look(&mut state, &current, ops, steps.len(), how, now)?;
         let State {
             within,
             plan,
@@ -228,6 +228,7 @@ impl CudaCopier {
         state: &mut State,
         current: &Current<'_>,
         ops: &[CopyOp],
+        cuts: usize,
         how: How,
         now: Instant,
     ) -> Result<Way> {
@@ -266,11 +267,12 @@ impl CudaCopier {
         }
         let kind = Kind {
             count: ops.len(),
+            steps: cuts + 1,
             bytes,
             weight,
             within: within.contains(&true),
         };
-        let kernel = lane.as_ref().filter(|_| how == How::Any && apart);
+        let kernel = lane.as_mut().filter(|_| how == How::Any && apart);
         let wanted = kernel.is_some_and(|lane| {
             // Behind copies of the engine's a few more are its own: the kernel's would wait until those are seen to have ended.
             let is_free = match queue.back() {
@@ -279,6 +281,7 @@ impl CudaCopier {
             };
             // Where it is there, and where a kernel would have been there.
             let soon = self.policy.takes(kind, true) && habit.goes_on(now, lane.stay());
+            lane.expect_more(soon);
             self.policy
                 .takes(kind, is_free && (soon || lane.is_there()))
         });
@@ -474,19 +477,6 @@ impl CudaCopier {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return self.contended(ticket).map(|()| false),
         };
-        // A kernel that is there takes a few microseconds in all, so nothing is asked of the driver while it does what it should.
-        if state.waits_for_kernel() && self.context.is_ours() {
-            let now = Instant::now();
-            while let Some(segment) = state.lane.as_mut().and_then(|lane| lane.done(now)) {
-                self.made(&mut state, segment);
-            }
-            let done = ticket <= self.done.load(Ordering::Acquire);
-            if done
-                || state.lane.as_ref().is_some_and(|lane| lane.is_well(now)) && ticket < state.next
-            {
-                return Ok(done);
-            }
-        }
         let current = self.context.enter()?;
         if state.lost.is_none() {
             self.in_driver(|| {
@@ -573,8 +563,13 @@ impl CudaCopier {
         let deadline = Deadline::after(timeout);
         let newest = self.lock().next - 1;
         let ended = self.wait(newest, timeout);
+        let Ok(current) = self.context.enter() else {
+            return false;
+        };
         let quiet = || {
-            let quiet = self.lock().lane.as_mut().is_none_or(Lane::is_quiet);
+            let mut state = self.lock();
+            let lane = state.lane.as_mut();
+            let quiet = lane.is_none_or(|lane| lane.is_quiet(&current));
             Ok::<_, GpuError>(quiet.then_some(()))
         };
         matches!(ended, Ok(()) | Err(GpuError::Driver { .. }))
@@ -603,15 +598,6 @@ impl CudaCopier {
 }
 
 impl State {
-    /// Is all that is under way the kernel's, and nothing queued or to be told?
-    fn waits_for_kernel(&self) -> bool {
-        self.lane.as_ref().is_some_and(Lane::is_busy)
-            && self.flying.is_empty()
-            && self.queue.is_empty()
-            && self.failed.is_empty()
-            && self.lost.is_none()
-    }
-
     /// The oldest ticket under way, and since when.
     fn oldest(&self) -> Option<(u64, Instant)> {
         let engine = self.flying.front().map(|f| (f.ticket, f.born));

@@ -6,7 +6,10 @@
 //! But a kernel needs room on a multiprocessor, and those that fill the GPU may be waiting for these very copies. So a launch that has not started in
 //! [`START`] is taken back ([`doorbell_device::claim`] says why that is safe), its job's copies and those of the jobs posted behind it go to the copy engine, and no kernel is
 //! launched again before it has answered, nor for a while, which grows with every time. And others may be waiting for all kernels of the GPU to end: so it stays only
-//! [a moment](STAY), and leaves at the end of its [life](LIFE) however much there is to do.
+//! [a moment](STAY), if more is expected, and takes no more at the end of its [life](LIFE) however much there is to do.
+//!
+//! What is posted to a kernel cannot be taken back: to ask whether it was would take two more trips over PCIe, half as long again as the whole. Where processes share the GPU by turns
+//! the kernel may stand still for some milliseconds, and the job with it. So once a job was that late no more are posted or launched for a while, as after a take-back.
 //!
 //! Launches have a stream of their own: copies behind a launch that does not start would never begin. Which of the two ways is under way at a time
 //! is the copier's affair.
@@ -28,18 +31,24 @@ use crate::{GpuError, Result};
 
 /// What a launch gets to start in: many times what it takes where there is room.
 const START: Duration = Duration::from_micros(200);
-/// The pause after a launch was taken back; doubled each time that it happens again, up to the second.
+/// What a step of a job gets beside it.
+const STEP: Duration = Duration::from_micros(100);
+/// The pause after a launch was taken back, or a job late; doubled each time that it happens again, up to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a kernel that runs and does not answer makes us look whether its context is lost.
 const SUSPECT: Duration = Duration::from_millis(10);
-/// So many calls in a row that took [`START`] or longer, or as long as the kernel stayed, are no accident of the scheduler's: a tool in this process, of which no variable tells
+/// So many calls in a row that took [`START`] or longer are hardly an accident of the scheduler's: a tool in this process, of which no variable tells
 /// (a profiler by CUPTI), lets launches wait for kernels, and those may wait for our copies.
 const SLOW: u32 = 4;
+/// The pause after these. The calls may have been slow because this thread was not running.
+const SLOW_PAUSE: Duration = Duration::from_secs(1);
 /// Threads of the one block: those that copy, and a warp beside them.
 const THREADS: u32 = 256 + 32;
 /// How long the kernel stays after a job, where nobody says otherwise.
 pub(super) const STAY: Duration = Duration::from_micros(50);
-/// How long it is there at most, if it is not to stay longer than that.
+/// The same where no more is expected.
+const BRIEF: Duration = Duration::from_micros(5);
+/// How long it takes jobs at most, if it is not to stay longer than that.
 const LIFE: Duration = Duration::from_millis(1);
 
 /// The copies' kernel: one launch at a time.
@@ -50,6 +59,8 @@ pub(super) struct Lane {
     event: CuEvent,
     board: Memory,
     stay: Duration,
+    /// More are expected soon: a launch is to stay for them.
+    expects_more: bool,
     /// Number of the next job.
     next: u64,
     /// Jobs that have not been seen to be done, oldest first: consecutive numbers.
@@ -58,6 +69,8 @@ pub(super) struct Lane {
     launch: Option<Launch>,
     /// Since when the oldest job could have been done.
     front_since: Instant,
+    /// It should have been done long ago, though its kernel runs.
+    late: bool,
     suspected: Instant,
     off_until: Option<Instant>,
     pause: Duration,
@@ -127,10 +140,12 @@ impl Lane {
             event: current.new_event(EVENT_DISABLE_TIMING)?,
             board: Memory::pinned(context, size_of::<CopyBoard>())?,
             stay,
+            expects_more: false,
             next: 1,
             flying: VecDeque::new(),
             launch: None,
             front_since: now,
+            late: false,
             suspected: now,
             off_until: None,
             pause: PAUSE.0,
@@ -160,6 +175,11 @@ impl Lane {
         self.stay = stay;
     }
 
+    /// Whether the next launch is to stay.
+    pub(super) fn expect_more(&mut self, more: bool) {
+        self.expects_more = more;
+    }
+
     pub(super) fn posted(&self) -> u64 {
         self.posted
     }
@@ -174,10 +194,14 @@ impl Lane {
         self.launch.is_none() || self.board().left.load(Ordering::Acquire) != 0
     }
 
+    fn has_started(&self) -> bool {
+        self.board().started.load(Ordering::Relaxed) != 0
+    }
+
     /// Is a kernel there, or about to be, that sees what is posted?
     pub(super) fn is_there(&self) -> bool {
         let taking_back = self.launch.is_some_and(|launch| launch.taking_back);
-        !taking_back && !self.closing && !self.has_left()
+        !taking_back && !self.late && !self.closing && !self.has_left()
     }
 
     /// Is it of use at present? Not while a launch that was taken back waits to start, nor soon after.
@@ -187,6 +211,7 @@ impl Lane {
         }
         if self.refused
             || self.closing
+            || self.late
             || self.launch.is_some_and(|launch| launch.taking_back)
             || self.off_until.is_some_and(|t| now < t)
         {
@@ -296,7 +321,11 @@ impl Lane {
         let Post([mut first, mut last]) = self.board().posted(number);
         let ns = |time: Duration| u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
         let (mut board, mut number) = (self.board.addr(), number);
-        let mut times = CopyCall::times(ns(self.stay), ns(self.stay.max(LIFE)));
+        let stay = match self.expects_more {
+            true => self.stay,
+            false => self.stay.min(BRIEF),
+        };
+        let mut times = CopyCall::times(ns(stay), ns(stay.max(LIFE)));
         let mut arguments = [&mut board, &mut number, &mut first, &mut last, &mut times]
             .map(|word| std::ptr::from_mut(word).cast::<c_void>());
         // What the kernel reads was written before it can start: a full fence, and then the driver's own write to the device.
@@ -331,15 +360,19 @@ impl Lane {
         }
         let now = Instant::now();
         let took = now.saturating_duration_since(called);
-        // The call took as long as the kernel was there, which is what it does when it waits for kernels.
-        let stayed = !self.stay.is_zero() && self.board().left.load(Ordering::Relaxed) != 0;
-        let slow = stayed || took >= START;
-        self.slow = if slow { self.slow + 1 } else { 0 };
+        if took < START {
+            self.slow = 0;
+        } else {
+            tracing::debug!(?took, "a launch of the copies' kernel was slow");
+            self.slow += 1;
+        }
         if self.slow == SLOW {
-            self.refused = true;
+            // Then a single one is enough for the next pause.
+            self.slow -= 1;
+            self.off_until = Some(now + SLOW_PAUSE);
             tracing::warn!(
                 ?took,
-                "launches wait, for kernels it seems (a profiler?): small copies are left to the copy engine from now on"
+                "launches wait, for kernels it seems (a profiler?): small copies are left to the copy engine for a second"
             );
         }
         self.launch = Some(Launch {
@@ -349,8 +382,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The oldest piece, if all its copies were made. It asks no driver.
-    pub(super) fn done(&mut self, now: Instant) -> Option<Segment> {
+    /// The oldest piece, if all its copies were made.
+    fn done(&mut self, now: Instant) -> Option<Segment> {
         let number = self.flying.front()?.number;
         if self.board().done.load(Ordering::Acquire) < number {
             return None;
@@ -359,20 +392,17 @@ impl Lane {
         match &mut self.launch {
             // It has started after all.
             Some(launch) if launch.taking_back => launch.taking_back = false,
+            _ if self.late => self.pause_from(now),
             _ => self.pause = PAUSE.0,
         }
+        self.late = false;
         self.flying.pop_front().map(|job| job.segment)
     }
 
-    /// Is all as it should be, so that there is nothing to do but wait? It asks no driver.
-    pub(super) fn is_well(&self, now: Instant) -> bool {
-        let Some(launch) = self.launch else {
-            return !self.is_busy();
-        };
-        let started = || self.board().started.load(Ordering::Relaxed) != 0;
-        !self.has_left()
-            && now.saturating_duration_since(self.front_since) < SUSPECT
-            && (started() || now.saturating_duration_since(launch.since) < START)
+    /// Uses no kernel for a while.
+    fn pause_from(&mut self, now: Instant) {
+        self.off_until = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(PAUSE.1);
     }
 
     /// What has ended, piece by piece; to be called until it says `None`. An error: the context is lost.
@@ -394,19 +424,21 @@ impl Lane {
             // It left as the job came, or at the end of its life.
             return match self.attend(current) {
                 Ok(()) => Ok(None),
-                Err(_) => Ok(Some(self.take_back(now))),
+                Err(error) => {
+                    tracing::warn!(%error, "small copies are left to the copy engine from now on");
+                    Ok(Some(self.take_back(now)))
+                }
             };
         }
-        let has_started = || self.board().started.load(Ordering::Relaxed) != 0;
         if let Some(launch) = self.launch
-            && !has_started()
+            && !self.has_started()
         {
             let late = now.saturating_duration_since(launch.since) >= START;
             if late && !launch.taking_back {
                 self.board().cancelled.store(1, Ordering::Release);
                 fence(Ordering::SeqCst);
                 // Looked at behind that fence: it will do nothing, whenever it starts.
-                let has_started = has_started();
+                let has_started = self.has_started();
                 self.launch = Some(Launch {
                     taking_back: true,
                     ..launch
@@ -417,6 +449,7 @@ impl Lane {
             }
         }
         let waited = now.saturating_duration_since(self.front_since);
+        self.late |= self.has_started() && waited >= self.allowed();
         if waited >= SUSPECT && now.saturating_duration_since(self.suspected) >= SUSPECT {
             self.suspected = now;
             // It tells of the context, and never waits.
@@ -426,20 +459,34 @@ impl Lane {
         Ok(None)
     }
 
+    /// What the oldest job may take: far more than it does while the kernel runs, and no less than that may stay.
+    fn allowed(&self) -> Duration {
+        let steps = self
+            .flying
+            .front()
+            .map_or(0, |job| job.segment.steps().count());
+        START.max(self.stay) + STEP * steps as u32
+    }
+
     /// No job under way was begun, nor will be.
     fn take_back(&mut self, now: Instant) -> Ended {
-        self.off_until = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(PAUSE.1);
+        self.pause_from(now);
+        self.late = false;
         let jobs = std::mem::take(&mut self.flying).into_iter();
         Ended::TakenBack(jobs.map(|job| job.segment).collect())
     }
 
-    /// Has every launch ended? Tells the one that is there to leave, and there will be no other.
-    pub(super) fn is_quiet(&mut self) -> bool {
+    /// Has every launch ended? Tells the one that is there to leave, and there will be no other. In a context that is lost none runs.
+    pub(super) fn is_quiet(&mut self, current: &Current<'_>) -> bool {
         if self.is_busy() {
             return false;
         }
-        if self.has_left() {
+        let is_lost = || {
+            let recorded = current.record(self.event, self.stream);
+            let passed = |()| current.passed(self.event, || "the copies' kernel".to_owned());
+            recorded.and_then(passed).is_err()
+        };
+        if self.has_left() || is_lost() {
             self.launch = None;
             return true;
         }

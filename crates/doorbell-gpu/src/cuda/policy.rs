@@ -11,7 +11,7 @@ const VARIABLE: &str = "DOORBELL_GPU_COPIES";
 /// How long the kernel stays for more, in microseconds.
 const STAY: &str = "DOORBELL_GPU_COPIES_STAY";
 /// The most that it may be.
-const LONGEST: u64 = 1_000_000;
+const LONGEST: u64 = 10_000;
 
 /// What the variable says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ mod small {
     pub(super) const COUNT: usize = 8;
     /// Up to so many bytes a copy, on average.
     pub(super) const MEAN: u64 = 4 << 10;
+    /// A few in up to so many steps.
+    pub(super) const STEPS: usize = 2;
     /// Up to so many bytes in all where a kernel is there.
     pub(super) const FEW: u64 = 32 << 10;
     /// Up to so many bytes in all, however they are aligned, where the kernel is wanted wherever it may be.
@@ -45,6 +47,8 @@ mod small {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) count: usize,
+    /// In so many steps.
+    pub(crate) steps: usize,
     /// In all.
     pub(crate) bytes: u64,
     /// The same, weighed.
@@ -57,6 +61,8 @@ impl Policy {
     /// Is a kernel to make these copies? `there`: one is there, or will be wanted again so soon that its launch pays.
     pub(crate) fn takes(self, kind: Kind, there: bool) -> bool {
         let mean = small::MEAN * kind.count as u64;
+        // A step takes a kernel several trips over PCIe, so a few copies one behind the other are not its own.
+        let there = there && kind.steps <= small::STEPS;
         let (least, size, most) = match (self, there) {
             (Self::Engine, _) => return false,
             (Self::Kernel, _) => (1, kind.bytes, small::MOST),
@@ -129,7 +135,7 @@ fn stay(var: impl Fn(&str) -> Option<String>) -> Result<(Duration, Option<String
         _ => Err(GpuError::BadSetting {
             name: STAY,
             value,
-            known: "microseconds from 0, at once, to 1000000",
+            known: "microseconds from 0, at once, to 10000",
         }),
     }
 }
@@ -145,10 +151,13 @@ pub(crate) struct Habit {
 impl Habit {
     /// So many that came in time make a habit.
     const ENOUGH: u32 = 2;
+    /// A kernel stays from the end of a job, some time after it was submitted.
+    const TRIP: Duration = Duration::from_micros(10);
 
     /// Small copies come now: is it a habit? A kernel would have stayed for `stay`.
     pub(crate) fn goes_on(&mut self, now: Instant, stay: Duration) -> bool {
-        let in_time = |last| now.saturating_duration_since(last) < stay;
+        let in_time =
+            |last| !stay.is_zero() && now.saturating_duration_since(last) < stay + Self::TRIP;
         self.in_time = match self.last.is_some_and(in_time) {
             true => self.in_time.saturating_add(1),
             false => 0,
@@ -202,12 +211,12 @@ mod tests {
             |value: Option<&str>| stay(|name| value.filter(|_| name == STAY).map(str::to_owned));
         assert_eq!(of(None).unwrap(), (lane::STAY, None));
         assert_eq!(of(Some(" ")).unwrap(), (lane::STAY, None));
-        for (text, us) in [("0", 0), (" 120 ", 120), ("1000000", 1_000_000)] {
+        for (text, us) in [("0", 0), (" 120 ", 120), ("10000", 10_000)] {
             let (stay, note) = of(Some(text)).unwrap();
             assert_eq!(stay, Duration::from_micros(us));
             assert!(note.unwrap().contains(STAY));
         }
-        for text in ["-1", "1000001", "50us", "5.5", "off"] {
+        for text in ["-1", "10001", "50us", "5.5", "off"] {
             let error = of(Some(text)).unwrap_err().to_string();
             assert!(error.contains(STAY) && error.contains(text), "{error}");
         }
@@ -220,11 +229,11 @@ mod tests {
         for (us, goes_on) in [
             (0, false),
             (40, false),
-            (80, true),
-            (129, true),
-            (179, false),
-            (200, false),
-            (210, true),
+            (99, true),
+            (158, true),
+            (218, false),
+            (240, false),
+            (250, true),
         ] {
             assert_eq!(
                 habit.goes_on(start + Duration::from_micros(us), stay),
@@ -254,6 +263,7 @@ mod tests {
         ] {
             let mut kind = Kind {
                 count,
+                steps: 1,
                 bytes,
                 weight: bytes,
                 within,
@@ -265,6 +275,8 @@ mod tests {
                 of(Policy::Kernel, kind),
                 [(1..=small::MOST).contains(&bytes); 2]
             );
+            kind.steps = 3;
+            assert_eq!(of(Policy::Auto, kind), [takes[0]; 2], "{kind:?}");
             kind.weight = 101 * mean;
             assert_eq!(of(Policy::Auto, kind), [false; 2]);
         }

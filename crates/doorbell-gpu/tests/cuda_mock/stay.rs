@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::lane::Bench;
 use super::*;
 
-/// Longer than any test takes.
+/// Longer than any test takes, and than the kernel can be told.
 const EVER: Duration = Duration::from_secs(100);
 
 /// (launches, jobs that a kernel did which stayed, copies by the engine).
@@ -14,12 +14,25 @@ fn counts(b: &Bench) -> (u64, u64, u64) {
     (launches, b.mock.get("staying_jobs"), engine)
 }
 
+/// Until a kernel is there that stays: the first launches do not, since nothing tells that more is to come.
+fn until_stays(b: &Bench) {
+    let since = Instant::now();
+    loop {
+        b.done(&b.words(0, 0, 20));
+        // Far longer than it stays otherwise.
+        std::thread::sleep(Duration::from_millis(5));
+        if b.mock.get("staying") == 1 {
+            return;
+        }
+        assert!(since.elapsed() < LONG, "it does not stay");
+    }
+}
+
 #[test]
 fn while_it_stays_small_copies_are_posted_to_it() {
     let b = Bench::new("stay_posted");
     b.copier.set_stay(EVER);
-    b.done(&b.words(0, 0, 20));
-    assert_eq!(b.mock.get("staying"), 1);
+    until_stays(&b);
     let d = b.device.device_addr();
     let within = |len: u64| {
         vec![CopyOp {
@@ -29,7 +42,6 @@ fn while_it_stays_small_copies_are_posted_to_it() {
         }]
     };
     let base = counts(&b);
-    assert_eq!((base.0, base.1), (1, 0));
     for (ops, jobs) in [
         (b.words(0, 0, 1), 1),
         (b.words(800, 8, 7), 1),
@@ -66,6 +78,16 @@ fn while_it_stays_small_copies_are_posted_to_it() {
             assert!(b.device_bytes()[to..to + len] == b.data[from..from + len]);
         }
     }
+    // A few in many steps take it longer.
+    let then = counts(&b);
+    b.copier
+        .wait(b.steps(&b.words(0, 0, 3), &[1, 2]), LONG)
+        .unwrap();
+    b.copier
+        .wait(b.steps(&b.words(0, 0, 3), &[1]), LONG)
+        .unwrap();
+    let now = counts(&b);
+    assert_eq!((now.1 - then.1, now.2 - then.2), (1, 3));
     // Several under way, in order: each word of the second row comes from the first, which comes from the host.
     let tickets: Vec<u64> = (0..8)
         .map(|i| {
@@ -84,7 +106,7 @@ fn while_it_stays_small_copies_are_posted_to_it() {
     }
     let stats = b.copier.stats();
     assert_eq!(stats.posted, counts(&b).1);
-    assert_eq!(stats.kernel_batches - stats.posted, 1);
+    assert_eq!(stats.kernel_batches - stats.posted, base.0);
     assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
     // It is told to leave, and waited for.
     let Bench {
@@ -130,7 +152,7 @@ fn single_copies_that_follow_each_other_are_worth_a_launch() {
 fn a_few_copies_behind_the_engines_are_its_own() {
     let b = Bench::new("stay_behind");
     b.copier.set_stay(EVER);
-    b.done(&b.words(0, 0, 20));
+    until_stays(&b);
     b.mock.call_int("mock_hold_copies", 1);
     let then = counts(&b);
     b.submit(&[b.op(0, 0, 100 << 10)]);
@@ -155,15 +177,11 @@ fn a_few_copies_behind_the_engines_are_its_own() {
 fn jobs_that_come_as_it_leaves_are_launched() {
     let b = Bench::new("stay_leaves");
     b.copier.set_stay(EVER);
-    b.done(&b.words(0, 0, 20));
+    until_stays(&b);
     for round in 1..=3 {
         b.mock.call_int("mock_deaf", 1);
-        let tickets: Vec<u64> = (0..5)
-            .map(|i| b.submit(&b.words(0, round * 1000 + i * 100, 10)))
-            .collect();
-        let since = Instant::now();
-        while since.elapsed() < Duration::from_millis(20) {
-            assert!(!b.copier.poll(tickets[0]).unwrap());
+        for i in 0..5 {
+            b.submit(&b.words(0, round * 1000 + i * 100, 10));
         }
         let (launches, kernel) = (b.mock.get("launches"), b.mock.get("kernel_copies"));
         b.mock.call_int("mock_deaf", 2);
@@ -172,6 +190,7 @@ fn jobs_that_come_as_it_leaves_are_launched() {
             assert!(since.elapsed() < LONG);
         }
         b.mock.call_int("mock_deaf", 0);
+        assert_eq!(b.mock.get("kernel_copies"), kernel);
         // Another job, before anyone has looked at those: they come first.
         let last = b.submit(&b.words(8, round * 1000 + 777, 1));
         assert_eq!(b.mock.get("launches"), launches + 1);
@@ -230,8 +249,9 @@ fn its_life_is_bounded_though_jobs_do_not_end() {
     let b = Bench::new("stay_life");
     // It lives no longer than it may stay.
     b.copier.set_stay(Duration::from_millis(500));
-    let since = Instant::now();
-    while b.mock.get("launches") < 3 {
+    until_stays(&b);
+    let (since, launches) = (Instant::now(), b.mock.get("launches"));
+    while b.mock.get("launches") < launches + 2 {
         b.done(&b.words(0, 0, 16));
         assert!(since.elapsed() < LONG, "it does not leave");
     }
@@ -239,16 +259,78 @@ fn its_life_is_bounded_though_jobs_do_not_end() {
     b.mock.clean();
 }
 
-/// As under a profiler that lets each launch wait until its kernel has ended: that is when nothing can be posted to it.
+/// A kernel that runs and does not come to its job, since another process has the GPU: nothing more is posted to it, and the engine does what comes meanwhile and for a while.
 #[test]
-fn launches_that_take_as_long_as_it_stays_are_given_up() {
-    let b = Bench::new("stay_serial");
-    b.copier.set_stay(Duration::from_micros(1));
-    b.mock.call_int("mock_serial", 1);
-    for from in 0..10 {
-        b.done(&b.words(0, from * 1000, 16));
+fn a_job_that_is_late_is_the_last_for_a_while() {
+    let b = Bench::new("stay_late");
+    b.copier.set_stay(EVER);
+    until_stays(&b);
+    // The next: what is late depends on it.
+    b.copier.set_stay(Duration::from_millis(1));
+    let then = counts(&b);
+    b.mock.call_int("mock_deaf", 1);
+    let late = b.submit(&b.words(0, 0, 1));
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(20) {
+        assert!(!b.copier.poll(late).unwrap());
     }
-    assert_eq!(b.mock.get("launches"), 4);
-    assert_eq!(b.device_bytes()[..128], b.data[9000..9128]);
+    // It keeps its turn.
+    let next = b.submit(&b.words(0, 400, 20));
+    b.mock.call_int("mock_deaf", 0);
+    b.copier.wait(next, LONG).unwrap();
+    assert_eq!(counts(&b), (then.0, then.1 + 1, then.2 + 20));
+    assert_eq!(b.device_bytes()[..160], b.data[400..560]);
+    // Used again, where it still is.
+    let since = Instant::now();
+    while counts(&b).1 == then.1 + 1 {
+        b.done(&b.words(0, 0, 20));
+        assert!(since.elapsed() < LONG, "it stays unused");
+    }
+    assert_eq!(b.copier.stats().taken_back, 0);
     b.mock.clean();
+}
+
+/// What comes alone leaves no kernel behind.
+#[test]
+fn a_launch_that_nothing_is_expected_after_leaves() {
+    let b = Bench::new("stay_alone");
+    b.copier.set_stay(EVER);
+    b.done(&b.words(0, 0, 20));
+    let since = Instant::now();
+    while b.mock.get("staying") != 0 {
+        assert!(since.elapsed() < EVER / 2, "it stays");
+    }
+    assert_eq!(counts(&b).0, 1);
+    b.mock.clean();
+}
+
+/// A context that was lost while the kernel stayed holds nobody up: nothing runs in it any more.
+#[test]
+fn a_lost_context_with_a_kernel_that_stayed_is_closed_at_once() {
+    let b = Bench::new("stay_lost");
+    b.copier.set_stay(EVER);
+    until_stays(&b);
+    b.mock.call_int("mock_deaf", 1);
+    let fault = b.gpu.kernel("fault").unwrap();
+    // SAFETY: the stand-in's kernel takes no more than this.
+    let launched = unsafe {
+        b.gpu
+            .launch(&fault, Dims::new(1, 1), &bytes(&[0]), LaunchOpts::default())
+    };
+    assert!(launched.is_err());
+    let Bench {
+        mock,
+        gpu,
+        copier,
+        host,
+        device,
+        ..
+    } = b;
+    let since = Instant::now();
+    drop((fault, gpu, copier, host, device));
+    assert!(
+        since.elapsed() < Duration::from_secs(2),
+        "it was waited for"
+    );
+    mock.call_int("mock_deaf", 0);
 }

@@ -120,7 +120,6 @@ void mock_mode(int m) { mode = m; }
 struct launch { uint64_t *board, number, post[2], stay, life, born; int device, begun; };
 static struct launch launches[64]; /* that have not done their first job */
 static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end; 3: it does so as it is taken back */
-static int serial; /* a launch returns when its kernel has ended */
 static int deaf; /* 1: those that stay do not look; 2: they leave without looking */
 static struct sigaction faults;
 
@@ -219,7 +218,6 @@ static void run_launches(void) {
     }
 }
 void mock_slow_launches(int us) { launch_us = us; }
-void mock_serial(int on) { serial = on; }
 void mock_deaf(int how) {
     pthread_mutex_lock(&lock);
     deaf = how;
@@ -377,7 +375,7 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
             if (launches[i].board == p) violate("two launches of one board");
         launches[launch_count++] = (struct launch){p, *word[1], {*word[2], *word[3]}, *word[4] & 0xffffffff, *word[4] >> 32, 0, stack[depth - 1], 0};
         run_launches();
-        for (int slept = 0; (launch_us && !slept) || (serial && staying); slept = 1) { /* others go on */
+        if (launch_us) { /* others go on */
             pthread_mutex_unlock(&lock);
             usleep(launch_us);
             pthread_mutex_lock(&lock);
