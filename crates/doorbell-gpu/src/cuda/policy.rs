@@ -10,6 +10,9 @@ use crate::{GpuError, Result};
 const VARIABLE: &str = "DOORBELL_GPU_COPIES";
 /// How long the kernel stays for more, in microseconds.
 const STAY: &str = "DOORBELL_GPU_COPIES_STAY";
+/// In how many channels the driver puts streams, and how many keep ours apart from others': as many as where nobody says anything.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const ENOUGH: u32 = 8;
 /// The most that it may be.
 const LONGEST: u64 = 10_000;
 
@@ -122,7 +125,17 @@ fn stay(var: impl Fn(&str) -> Option<String>) -> Result<(Duration, Option<String
     let value = var(STAY).unwrap_or_default();
     let text = value.trim();
     if text.is_empty() {
-        return Ok((lane::STAY, None));
+        // Streams that share a channel stand behind the kernel, whoever they belong to.
+        let connections = var(CONNECTIONS).and_then(|text| text.trim().parse::<u32>().ok());
+        return Ok(match connections {
+            Some(few @ ..ENOUGH) => {
+                let note = format!(
+                    "the kernel for small copies leaves at once, since streams may stand behind it with {CONNECTIONS}={few}; {STAY} overrules"
+                );
+                (Duration::ZERO, Some(note))
+            }
+            _ => (lane::STAY, None),
+        });
     }
     match text.parse() {
         Ok(us @ 0..=LONGEST) => {
@@ -215,6 +228,24 @@ mod tests {
             let (stay, note) = of(Some(text)).unwrap();
             assert_eq!(stay, Duration::from_micros(us));
             assert!(note.unwrap().contains(STAY));
+        }
+        for (connections, own, us) in [
+            ("1", None, 0),
+            ("7", None, 0),
+            ("8", None, 50),
+            ("32", None, 50),
+            ("1", Some("50"), 50),
+            ("x", None, 50),
+        ] {
+            let var = |name: &str| match name {
+                CONNECTIONS => Some(connections.to_owned()),
+                _ => own.map(str::to_owned),
+            };
+            assert_eq!(
+                stay(var).unwrap().0,
+                Duration::from_micros(us),
+                "{connections}"
+            );
         }
         for text in ["-1", "10001", "50us", "5.5", "off"] {
             let error = of(Some(text)).unwrap_err().to_string();
