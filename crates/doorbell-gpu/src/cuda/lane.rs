@@ -33,6 +33,8 @@ use crate::{GpuError, Result};
 const START: Duration = Duration::from_micros(200);
 /// What a step of a job gets beside it.
 const STEP: Duration = Duration::from_micros(100);
+/// What a byte of it gets, [weighed](CopyJob::weight), in nanoseconds: seven times what one takes.
+const BYTE_NS: u64 = 1;
 /// The pause after a launch was taken back, or a job late; doubled each time that it happens again, up to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a kernel that runs and does not answer makes us look whether its context is lost.
@@ -89,6 +91,8 @@ struct Job {
     segment: Segment,
     /// It needed no launch so far.
     posted: bool,
+    /// What it may take: far more than it does while the kernel runs.
+    allowed: Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -123,6 +127,13 @@ fn kernel(context: &Arc<Context>) -> Result<CudaKernel> {
     // The context stays retained with it: its handle is good as long as the context is there.
     std::mem::forget(module);
     Ok(kernel)
+}
+
+/// What a job of so many steps and weighed bytes may take, and no less than its kernel may stay.
+fn allowed(stay: Duration, steps: usize, weight: u64) -> Duration {
+    let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+    let bytes = Duration::from_nanos(weight.saturating_mul(BYTE_NS));
+    START.max(stay) + STEP.saturating_mul(steps) + bytes
 }
 
 impl Lane {
@@ -248,10 +259,16 @@ impl Lane {
             self.front_since = Instant::now();
         }
         self.posted += 1;
+        let weight = |i: usize| {
+            let (dst, src, size) = (segment.dst[i], segment.src[i], segment.size[i]);
+            CopyJob::weight(dst, src, size as u64)
+        };
+        let weight = (0..segment.len()).map(weight).sum();
         self.flying.push_back(Job {
             number,
-            segment,
             posted: true,
+            allowed: allowed(self.stay, segment.steps().count(), weight),
+            segment,
         });
         match self.attend(current) {
             Ok(()) => Ok(()),
@@ -449,7 +466,8 @@ impl Lane {
             }
         }
         let waited = now.saturating_duration_since(self.front_since);
-        self.late |= self.has_started() && waited >= self.allowed();
+        let allowed = self.flying.front().map_or(Duration::MAX, |job| job.allowed);
+        self.late |= self.has_started() && waited >= allowed;
         if waited >= SUSPECT && now.saturating_duration_since(self.suspected) >= SUSPECT {
             self.suspected = now;
             // It tells of the context, and never waits.
@@ -457,15 +475,6 @@ impl Lane {
             current.passed(self.event, || "small copies by a kernel".to_owned())?;
         }
         Ok(None)
-    }
-
-    /// What the oldest job may take: far more than it does while the kernel runs, and no less than that may stay.
-    fn allowed(&self) -> Duration {
-        let steps = self
-            .flying
-            .front()
-            .map_or(0, |job| job.segment.steps().count());
-        START.max(self.stay) + STEP * steps as u32
     }
 
     /// No job under way was begun, nor will be.
@@ -501,5 +510,24 @@ impl Lane {
         current.destroy_event(self.event);
         current.destroy_stream(self.stream);
         self.board.free(current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A large job takes milliseconds by itself, and is not late for that.
+    #[test]
+    fn what_a_job_may_take_grows_with_its_bytes() {
+        let us = Duration::from_micros;
+        assert_eq!(allowed(STAY, 1, 8), us(300) + Duration::from_nanos(8));
+        assert_eq!(allowed(Duration::from_millis(2), 3, 0), us(2_300));
+        // 256 copies of 8 KiB, byte by byte: 33.6 MB by weight, which take 5 ms at 7 GB/s.
+        let weight = 256 * CopyJob::weight(0, 1, 8 << 10);
+        assert_eq!(
+            allowed(STAY, 1, weight),
+            us(300) + Duration::from_nanos(33_554_432)
+        );
     }
 }
