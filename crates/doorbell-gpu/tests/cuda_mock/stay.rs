@@ -46,21 +46,21 @@ fn while_it_stays_small_copies_are_posted_to_it() {
         (b.words(0, 0, 1), 1),
         (b.words(800, 8, 7), 1),
         (b.words(0, 3000, 600), 3),
-        (vec![b.op(4096, 0, 16 << 10)], 1),
-        (vec![b.op(4096, 16, 32_767)], 1),
-        (vec![b.op(4096, 32, 32 << 10)], 1),
-        (vec![b.op(4097, 0, 1 << 10); 2], 1),
+        (vec![b.op(4096, 0, 8 << 10)], 1),
+        (vec![b.op(4096, 16, 16_383)], 1),
+        (vec![b.op(4096, 32, 16 << 10)], 1),
+        (vec![b.op(4097, 0, 512); 2], 1),
         (vec![b.op(4112, 0, 4 << 10); 300], 2),
         (within(8), 1),
-        (within(32 << 10), 1),
+        (within(16 << 10), 1),
         // As large as the engine's.
-        (vec![b.op(4096, 0, (32 << 10) + 1)], 0),
+        (vec![b.op(4096, 0, (16 << 10) + 1)], 0),
         (vec![b.op(0, 0, 4097); 9], 0),
-        (within((32 << 10) + 1), 0),
+        (within((16 << 10) + 1), 0),
         // Not aligned alike, these take a kernel as long.
-        (vec![b.op(4097, 0, (2 << 10) + 1)], 0),
-        (vec![b.op(4, 0, (8 << 10) + 1)], 0),
-        (vec![b.op(8, 0, (16 << 10) + 1)], 0),
+        (vec![b.op(4097, 0, (1 << 10) + 1)], 0),
+        (vec![b.op(4, 0, (4 << 10) + 1)], 0),
+        (vec![b.op(8, 0, (8 << 10) + 1)], 0),
     ] {
         let then = counts(&b);
         b.done(&ops);
