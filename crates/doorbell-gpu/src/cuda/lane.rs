@@ -33,8 +33,8 @@ use crate::{GpuError, Result};
 const START: Duration = Duration::from_micros(200);
 /// What a step of a job gets beside it.
 const STEP: Duration = Duration::from_micros(100);
-/// What a byte of it gets, [weighed](CopyJob::weight), in nanoseconds: seven times what one takes.
-const BYTE_NS: u64 = 1;
+/// And a [turn](Share::turns), which is a trip over PCIe or less.
+const TURN: Duration = Duration::from_micros(10);
 /// The pause after a launch was taken back, or a job late; doubled each time that it happens again, up to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(1));
 /// How often a kernel that runs and does not answer makes us look whether its context is lost.
@@ -44,8 +44,10 @@ const SUSPECT: Duration = Duration::from_millis(10);
 const SLOW: u32 = 4;
 /// The pause after these. The calls may have been slow because this thread was not running.
 const SLOW_PAUSE: Duration = Duration::from_secs(1);
-/// Threads of the one block: those that copy, and a warp beside them.
-const THREADS: u32 = 256 + 32;
+/// Threads that copy: a power of two.
+const COPIERS: u32 = 256;
+/// Threads of the one block: those, and a warp beside them.
+const THREADS: u32 = COPIERS + 32;
 /// How long the kernel stays after a job, where nobody says otherwise.
 pub(super) const STAY: Duration = Duration::from_micros(50);
 /// The same where no more is expected.
@@ -129,11 +131,51 @@ fn kernel(context: &Arc<Context>) -> Result<CudaKernel> {
     Ok(kernel)
 }
 
-/// What a job of so many steps and weighed bytes may take, and no less than its kernel may stay.
-fn allowed(stay: Duration, steps: usize, weight: u64) -> Duration {
-    let steps = u32::try_from(steps).unwrap_or(u32::MAX);
-    let bytes = Duration::from_nanos(weight.saturating_mul(BYTE_NS));
-    START.max(stay) + STEP.saturating_mul(steps) + bytes
+/// What a job of so many steps and turns may take, and no less than its kernel may stay.
+fn allowed(stay: Duration, steps: usize, turns: u64) -> Duration {
+    let times = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    START.max(stay) + STEP.saturating_mul(times(steps as u64)) + TURN.saturating_mul(times(turns))
+}
+
+/// How the threads are shared out among the copies of a step.
+#[derive(Debug, PartialEq, Eq)]
+struct Share {
+    /// Threads a copy.
+    lanes: u32,
+    /// How often a thread has loads under way and waits for them.
+    turns: u64,
+}
+
+impl Share {
+    /// For copies of these [weights](CopyJob::weight), one or more.
+    fn of(weights: impl Iterator<Item = u64> + Clone, alike: bool) -> Self {
+        let with = |lanes: u32| {
+            let groups = u64::from(COPIERS / lanes);
+            let (mut sum, mut most) = (0, 0);
+            for weight in weights.clone() {
+                // A thread has 64 bytes under way.
+                let turns = weight.div_ceil(64 * u64::from(lanes)).max(1);
+                sum += turns;
+                most = most.max(turns);
+            }
+            let turns = most.max(sum.div_ceil(groups));
+            Self { lanes, turns }
+        };
+        if alike {
+            return with(CopyJob::lanes_for(weights.clone().max().unwrap_or(0)));
+        }
+        // By the longest, many short ones beside it would wait for each other; by the shortest, all for it.
+        let mut best = with(COPIERS);
+        let mut lanes = COPIERS;
+        while lanes > 1 {
+            lanes /= 2;
+            let share = with(lanes);
+            if share.turns < best.turns {
+                best = share;
+            }
+        }
+        best
+    }
 }
 
 impl Lane {
@@ -253,21 +295,16 @@ impl Lane {
     ) -> std::result::Result<(), Box<(Segment, GpuError)>> {
         let number = self.next;
         self.next += 1;
-        let post = self.fill(number, &segment);
+        let (post, turns) = self.fill(number, &segment);
         self.board().post(number, post);
         if self.flying.is_empty() {
             self.front_since = Instant::now();
         }
         self.posted += 1;
-        let weight = |i: usize| {
-            let (dst, src, size) = (segment.dst[i], segment.src[i], segment.size[i]);
-            CopyJob::weight(dst, src, size as u64)
-        };
-        let weight = (0..segment.len()).map(weight).sum();
         self.flying.push_back(Job {
             number,
             posted: true,
-            allowed: allowed(self.stay, segment.steps().count(), weight),
+            allowed: allowed(self.stay, segment.steps().count(), turns),
             segment,
         });
         match self.attend(current) {
@@ -283,36 +320,38 @@ impl Lane {
         }
     }
 
-    /// Writes what the kernel is to do; returns what it is to see.
-    fn fill(&self, number: u64, segment: &Segment) -> Post {
+    /// Writes what the kernel is to do; returns what it is to see, and in how many turns it is done.
+    fn fill(&self, number: u64, segment: &Segment) -> (Post, u64) {
         let (dst, src, size) = (&segment.dst, &segment.src, &segment.size);
+        let weight = |i: usize| CopyJob::weight(dst[i], src[i], size[i] as u64);
         if let [len] = size[..]
             && let Some(post) = Post::copy(number, dst[0], src[0], len as u64)
         {
-            return post;
+            let turns = Share::of(std::iter::once(weight(0)), true).turns;
+            return (post, turns);
         }
         let job = &self.board().jobs[CopyBoard::place(number)];
         for (i, &len) in size.iter().enumerate() {
             job.set(i, dst[i], src[i], len as u64);
         }
-        let mut first = None;
+        let (mut first, mut turns) = (None, 0);
         for (step, word) in segment.steps().zip(&job.steps) {
             let sizes = &size[step.clone()];
             let longest = sizes.iter().copied().max().unwrap_or(0);
-            let weights = step
-                .clone()
-                .map(|i| CopyJob::weight(dst[i], src[i], size[i] as u64));
-            let lanes = CopyJob::lanes_for(weights.max().unwrap_or(0));
             let alike = sizes.iter().all(|&size| size == longest);
             let len = u32::try_from(longest)
                 .ok()
                 .filter(|&len| alike && len < 1 << 31);
             let is_last = step.end == segment.len();
-            let value = CopyJob::step(step.end as u32, lanes, len.unwrap_or(0), is_last);
+            let weights = step.clone().map(weight);
+            let alike = alike && weights.clone().max() == weights.clone().min();
+            let share = Share::of(weights, alike);
+            turns += share.turns;
+            let value = CopyJob::step(step.end as u32, share.lanes, len.unwrap_or(0), is_last);
             word.store(value, Ordering::Relaxed);
             first.get_or_insert(value);
         }
-        Post::steps(number, first.unwrap_or(0))
+        (Post::steps(number, first.unwrap_or(0)), turns)
     }
 
     /// Sees to it that a kernel is there, or coming, for the jobs that have not been done.
@@ -519,15 +558,29 @@ mod tests {
 
     /// A large job takes milliseconds by itself, and is not late for that.
     #[test]
-    fn what_a_job_may_take_grows_with_its_bytes() {
+    fn what_a_job_may_take_grows_with_its_turns() {
         let us = Duration::from_micros;
-        assert_eq!(allowed(STAY, 1, 8), us(300) + Duration::from_nanos(8));
-        assert_eq!(allowed(Duration::from_millis(2), 3, 0), us(2_300));
-        // 256 copies of 8 KiB, byte by byte: 33.6 MB by weight, which take 5 ms at 7 GB/s.
-        let weight = 256 * CopyJob::weight(0, 1, 8 << 10);
-        assert_eq!(
-            allowed(STAY, 1, weight),
-            us(300) + Duration::from_nanos(33_554_432)
-        );
+        assert_eq!(allowed(STAY, 1, 1), us(310));
+        assert_eq!(allowed(us(2_000), 3, 0), us(2_300));
+        assert_eq!(allowed(STAY, 1, 512), us(5_420));
+    }
+
+    #[test]
+    fn threads_are_shared_out_so_that_all_end_early() {
+        let share = |lanes, turns| Share { lanes, turns };
+        let of = |copies: &[(u64, usize)], alike| {
+            let each = copies.iter();
+            let weights = each.flat_map(|&(weight, n)| std::iter::repeat_n(weight, n));
+            Share::of(weights, alike)
+        };
+        assert_eq!(of(&[(8, 1)], true), share(1, 1));
+        assert_eq!(of(&[(8, 256)], true), share(1, 1));
+        assert_eq!(of(&[(16 << 10, 1)], true), share(256, 1));
+        assert_eq!(of(&[(4096, 256)], true), share(64, 64));
+        // 480 bytes that are not aligned alike, among words: as if all were long, 244 turns.
+        assert_eq!(of(&[(7680, 24), (16, 220)], false), share(8, 19));
+        // One long one: 128 turns by eight threads, 255 by all of them.
+        assert_eq!(of(&[(65_536, 1), (8, 255)], false), share(32, 36));
+        assert_eq!(of(&[(8, 3), (12, 2)], false), share(32, 1));
     }
 }
