@@ -147,10 +147,10 @@ pub(crate) fn end() {
     }
 }
 
-/// The thread that empties the queue, as long as there are communicators.
+/// The thread that empties the queue, as long as there are communicators, and then until the last of them waits no longer.
 fn empty() {
     let mut state = lock();
-    while state.users > 0 {
+    while state.users > 0 || state.logger.is_some() {
         let Some((level, line)) = state.pop() else {
             state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
@@ -268,11 +268,49 @@ impl Visit for Text {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::{CStr, c_char};
+
     use super::*;
 
     fn text(line: Option<(c_int, CString)>) -> String {
         let (_, line) = line.expect("a line");
         line.into_string().expect("text")
+    }
+
+    #[test]
+    fn the_last_communicator_leaves_when_all_lines_are_written() {
+        static WRITTEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        unsafe extern "C" fn slow(
+            _: c_int,
+            _: c_ulong,
+            _: *const c_char,
+            _: c_int,
+            _: *const c_char,
+            text: *const c_char,
+        ) {
+            std::thread::sleep(Duration::from_millis(10));
+            // SAFETY: a line of `call`.
+            let line = unsafe { CStr::from_ptr(text) };
+            let mut written = WRITTEN.lock().expect("the log");
+            written.push(line.to_string_lossy().into_owned());
+        }
+        type Plain = unsafe extern "C" fn(
+            c_int,
+            c_ulong,
+            *const c_char,
+            c_int,
+            *const c_char,
+            *const c_char,
+        );
+        // SAFETY: where there are GPUs, a call with one variable argument arrives as one with six arguments, and `call` passes exactly one.
+        let logger = unsafe { std::mem::transmute::<Plain, Logger>(slow) };
+        begin(logger).expect("a thread");
+        for i in 0..20 {
+            drop(queue(WARN, &i));
+        }
+        end();
+        let all: Vec<_> = (0..20).map(|i| format!("GIN/Doorbell: {i}")).collect();
+        assert_eq!(*WRITTEN.lock().expect("the log"), all);
     }
 
     #[test]
