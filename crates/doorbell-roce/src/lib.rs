@@ -17,7 +17,7 @@
 //! * **ACKs are coalesced**: all that can be acknowledged when the connection is next asked for a packet is one ACK, never past the answer to
 //!   a READ or atomic that is still to be sent.
 //! * **READs** go out in pieces of at most a quarter of the window, so that a long answer cannot overrun the requester's receive buffer.
-//! * **Time-outs** double from try to try, from an eighth of 4.096 µs · 2^timeout on (more where few retries share the time). Their sum is
+//! * **Time-outs** double from try to try, from an eighth of 4.096 µs · 2^timeout on, or 67 ms (more where few retries share the time). Their sum is
 //!   4.096 µs · 2^timeout · (retry count + 1), after which the message fails.
 //! * **Congestion**: a CNP (one in 50 µs), a NAK and a time-out halve the window of unacknowledged packets; each acknowledged window gives back
 //!   one packet and an eighth.

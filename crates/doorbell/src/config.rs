@@ -264,11 +264,12 @@ impl Settings {
 /// Why a queue pair repeats for longer than it otherwise does.
 const PATIENT: &str = "the job bears a peer that stands still for so long";
 
-/// The code of a RoCE time-out that lasts so long with seven repetitions; `None` if the usual one does.
+/// The code of a RoCE time-out that lasts so long with seven repetitions; `None` if the usual one does. 0, without end, where none does: the longest ones
+/// repeat after minutes, and so long would a lost packet be missed.
 fn patient_code(time: Duration) -> Option<u8> {
     let lasts = |code: &u8| Duration::from_nanos(8 * (4096 << code)) >= time;
-    let code = (17..31).find(lasts).unwrap_or(31);
-    (code > 17).then_some(code)
+    let code = (17..=31).find(lasts).unwrap_or(0);
+    (code != 17).then_some(code)
 }
 
 /// Parses what a variable says, or explains what it may say.

@@ -4,6 +4,8 @@ use crate::Config;
 
 /// The first interval where there is no total ("timeout 0"), ns, and the longest.
 const ENDLESS: (u64, u64) = (4_000_000, 1_000_000_000);
+/// The first interval need not be longer for the sake of a peer that does not run, ns: what was lost is missed for so long, whatever time there is.
+const NAP: u64 = (4096 << 17) / 8;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Timer {
@@ -32,7 +34,7 @@ impl Timer {
         // 1 + 2 + 4 + … of retry_cnt + 1 intervals; but the first not shorter than an eighth of the configured time-out: a peer that shares its
         // cores with others may not run for milliseconds, and what is sent again meanwhile is in its way.
         let units = (2_u64 << config.retry_cnt) - 1;
-        let shortest = (4096_u64 << config.timeout) / 8;
+        let shortest = ((4096_u64 << config.timeout) / 8).min(NAP);
         Self {
             unit: total.map_or(ENDLESS.0, |t| (t / units).max(shortest)),
             total,
@@ -126,6 +128,27 @@ mod tests {
                 (retry_cnt.min(5)..=retry_cnt).contains(&tries),
                 "{tries} of {retry_cnt}"
             );
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_given_long_is_asked_again_early() {
+        for timeout in 17..=19 {
+            let config = Config {
+                timeout,
+                retry_cnt: 7,
+                ..Config::default()
+            };
+            let mut timer = Timer::new(&config);
+            timer.sent(0);
+            let first = timer.deadline().expect("armed");
+            assert!((60_000_000..70_000_000).contains(&first), "{first}");
+            let mut end = 0;
+            while let Some(now) = timer.deadline() {
+                end = now;
+                timer.expire(now).expect("due");
+            }
+            assert_eq!(end, (4096 << timeout) * 8);
         }
     }
 
