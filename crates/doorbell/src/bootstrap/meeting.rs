@@ -215,10 +215,13 @@ fn gather_ranks(
         if seats.iter().all(Option::is_some) {
             break;
         }
-        if guests.len() == GUESTS {
+        if guests.len() == GUESTS
+            && let Some(stream) = meeting.accept()?
+        {
             // Ranks greet as they come in, so the one that has been silent for longest is none.
-            let oldest = guests.remove(0);
+            let oldest = std::mem::replace(&mut guests[0], Guest::new(stream));
             oldest.refuse("no greeting, and others are at the door".to_owned());
+            guests.rotate_left(1);
         }
         if now >= deadline {
             let empty = seats.iter().zip(1u32..).filter(|(s, _)| s.is_none());
