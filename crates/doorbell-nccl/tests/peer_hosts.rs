@@ -12,9 +12,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::gin::{Signal, With};
 use common::jobs::{Part, Started, start_by};
-use common::scenes::{all_to_all, whole};
+use common::scenes::{all_to_all, one_round, refused, whole};
 use common::{Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
 
 /// Two namespaces, side 0 and side 1, which end with this.
@@ -84,17 +83,7 @@ fn peer_process() {
         }
         "dies" => lost(rank, gather, true, &["rank 3"]),
         "cable" => lost(rank, gather, false, &["not been heard of", "gave up"]),
-        "refused" => {
-            let mut one = Rank::init(rank, gather);
-            let (listening, handles) = one.listen();
-            let begin = Instant::now();
-            assert_ne!(one.join(&handles, listening), 0);
-            // Not after the time-out of a step, nor of a packet.
-            assert!(begin.elapsed() < Duration::from_secs(20), "{begin:?}");
-            let text = log_lines().join("\n");
-            assert!(text.contains("set DOORBELL_NCCL_ADDR"), "{text}");
-            gather.barrier(rank);
-        }
+        "refused" => refused(rank, gather, &["set DOORBELL_NCCL_ADDR"]),
         other => panic!("no scene is called {other}"),
     });
 }
@@ -105,13 +94,7 @@ fn lost(rank: usize, gather: &Arc<Gather>, dies: bool, words: &[&str]) {
     let pages = Pages::shared(4096);
     let (_window, win) = one.register(&pages, 0);
     let context = one.create(config(1, 0, 1, 0));
-    let gin = context.gin(0);
-    for peer in 0..one.ranks {
-        let signal = With::signal(Signal::Indexed(0), 1);
-        gin.put(peer, (win, 8), (win, 0), 8, signal);
-    }
-    gin.wait_signal(0, one.ranks as u64, LONG);
-    gin.flush_all(LONG).expect("complete");
+    one_round(&one, context.gin(0), win);
     gather.barrier(rank);
     if dies && rank + 1 == one.ranks {
         std::process::abort();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::gin::{Failed, Signal, With};
 use common::jobs::{Part, play, start};
-use common::scenes::{all_to_all, whole};
+use common::scenes::{all_to_all, one_round, whole};
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
 
 #[test]
@@ -60,13 +60,7 @@ fn leave(rank: usize, gather: &Arc<Gather>) {
     let pages = Pages::shared(4096);
     let (window, win) = one.register(&pages, 0);
     let context = one.create(config(1, 0, 1, 0));
-    let gin = context.gin(0);
-    for peer in 0..one.ranks {
-        let signal = With::signal(Signal::Indexed(0), 1);
-        gin.put(peer, (win, 8), (win, 0), 8, signal);
-    }
-    gin.wait_signal(0, one.ranks as u64, LONG);
-    gin.flush_all(LONG).expect("complete");
+    one_round(&one, context.gin(0), win);
     gather.barrier(rank);
     // One after the other, rank 0 as the second, with time between them for a death to be noticed.
     let turn = (rank + 1) % one.ranks;

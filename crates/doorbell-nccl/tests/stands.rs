@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
+use common::scenes::refused;
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
 use rustix::process::{Pid, Signal as Unix, getpid, kill_process};
 
@@ -28,7 +29,10 @@ fn peer_process() {
         "stands" => stands(rank, gather),
         "rank 0 stands" => first_stands(rank, gather),
         "beats" => beats(rank, gather),
-        "links" => links(rank, gather),
+        "links" => {
+            let words = ["DOORBELL_NCCL_LINK is ", "auto", "roce", "alike"];
+            refused(rank, gather, &words);
+        }
         "engine" => engine(rank, gather),
         "let go" => let_go(rank, gather),
         other => panic!("no scene is called {other}"),
@@ -162,19 +166,6 @@ fn ranks_that_bear_different_silences_miss_nobody() {
 }
 
 /// Rank 0 is to use another link than the others.
-fn links(rank: usize, gather: &Arc<Gather>) {
-    let mut one = Rank::init(rank, gather);
-    let (listening, handles) = one.listen();
-    let begin = Instant::now();
-    assert_ne!(one.join(&handles, listening), 0);
-    // The time-out of a step is a minute here.
-    assert!(begin.elapsed() < Duration::from_secs(20), "{begin:?}");
-    let text = log_lines().join("\n");
-    let words = ["DOORBELL_NCCL_LINK is ", "auto", "roce", "alike"];
-    assert!(words.iter().all(|w| text.contains(w)), "{text}");
-    gather.barrier(rank);
-}
-
 #[test]
 fn ranks_that_are_to_use_different_links_are_told_which() {
     for (first, others) in [("roce", "auto"), ("auto", "roce")] {

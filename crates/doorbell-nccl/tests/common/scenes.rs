@@ -1,9 +1,10 @@
 //! Scenes that ranks play whether they are threads or processes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::gin::{Signal, With, wait};
-use super::{Gather, LONG, Pages, Rank, config};
+use super::gin::{Gin, Signal, Win, With, wait};
+use super::{Gather, LONG, Pages, Rank, config, log_lines};
 
 /// A rank from its beginning to its end.
 pub fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
@@ -11,6 +12,29 @@ pub fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
     body(&one);
     one.gather.barrier(rank);
     one.close();
+}
+
+/// The communicator does not come about, for a reason that the log names in all of these words.
+pub fn refused(rank: usize, gather: &Arc<Gather>, words: &[&str]) {
+    let mut one = Rank::init(rank, gather);
+    let (listening, handles) = one.listen();
+    let begin = Instant::now();
+    assert_ne!(one.join(&handles, listening), 0);
+    // Not after the time-out of a step, a minute here, nor of a packet.
+    assert!(begin.elapsed() < Duration::from_secs(20), "{begin:?}");
+    let text = log_lines().join("\n");
+    assert!(words.iter().all(|w| text.contains(w)), "{text}");
+    gather.barrier(rank);
+}
+
+/// Every rank puts a word with a signal to every rank, itself included, and has all of theirs.
+pub fn one_round(one: &Rank, gin: Gin, win: Win) {
+    for peer in 0..one.ranks {
+        let signal = With::signal(Signal::Indexed(0), 1);
+        gin.put(peer, (win, 8), (win, 0), 8, signal);
+    }
+    gin.wait_signal(0, one.ranks as u64, LONG);
+    gin.flush_all(LONG).expect("complete");
 }
 
 /// A pattern that says from whom, to whom and where.
