@@ -238,7 +238,7 @@ fn what_the_source_may_do_is_checked() {
 
 fn connect(from: &MockQp, to: &MockQp, port: &RocePort, access: Access) {
     let config = Config {
-        timeout: 18,
+        timeout: 20,
         ..Config::default()
     };
     net::connect(from, to, port, access, config);

@@ -128,7 +128,7 @@ fn answers_that_do_not_fit_and_refusals() {
             &qp,
             peer.port.local_addr(),
             Config {
-                timeout: 20,
+                timeout: 22,
                 ..Config::default()
             },
         );
@@ -166,7 +166,7 @@ fn receivers_that_are_not_ready() {
         let (mut a, b) = (rig.qp_with(receives), rig.qp_with(receives));
         for (from, to) in [(&a, &b), (&b, &a)] {
             let config = Config {
-                timeout: 20,
+                timeout: 22,
                 rnr_retry: tries,
                 // 10.24 ms.
                 min_rnr_timer: 20,
@@ -207,7 +207,7 @@ fn a_port_that_fails_fails_its_queue_pairs() {
             qp,
             peer.port.local_addr(),
             Config {
-                timeout: 20,
+                timeout: 22,
                 ..Config::default()
             },
         );

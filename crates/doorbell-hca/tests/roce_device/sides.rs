@@ -52,7 +52,7 @@ pub(crate) fn until(a: &Side, b: &Side, mut done: impl FnMut() -> bool) -> bool 
 /// Half a minute: nothing may need it but what is lost.
 pub(crate) fn patient() -> Config {
     Config {
-        timeout: 18,
+        timeout: 20,
         ..Config::default()
     }
 }
