@@ -46,6 +46,8 @@ const SLOW: u32 = 4;
 const SLOW_PAUSE: Duration = Duration::from_secs(1);
 /// Threads that copy: a power of two.
 const COPIERS: u32 = 256;
+/// How many numbers of threads a copy may have: the powers of two up to all.
+const WAYS: usize = COPIERS.ilog2() as usize + 1;
 /// Threads of the one block: those, and a warp beside them.
 const THREADS: u32 = COPIERS + 32;
 /// How long the kernel stays after a job, where nobody says otherwise.
@@ -148,28 +150,28 @@ struct Share {
 
 impl Share {
     /// For copies of these [weights](CopyJob::weight), one or more.
-    fn of(weights: impl Iterator<Item = u64> + Clone, alike: bool) -> Self {
-        let with = |lanes: u32| {
-            let groups = u64::from(COPIERS / lanes);
-            let (mut sum, mut most) = (0, 0);
-            for weight in weights.clone() {
-                // A thread has 64 bytes under way.
-                let turns = weight.div_ceil(64 * u64::from(lanes)).max(1);
-                sum += turns;
-                most = most.max(turns);
+    fn of(weights: impl Iterator<Item = u64>, alike: bool) -> Self {
+        // Where so many are dealt out to a power of two: how many one gets at most.
+        let dealt = |n: u64, log: usize| ((n + (1 << log) - 1) >> log).max(1);
+        // A thread has 64 bytes under way.
+        let units = |weight: u64| weight.div_ceil(64);
+        let (mut longest, mut sums) = (0, [0; WAYS]);
+        for weight in weights {
+            longest = longest.max(weight);
+            for (log, sum) in sums.iter_mut().enumerate() {
+                *sum += dealt(units(weight), log);
             }
-            let turns = most.max(sum.div_ceil(groups));
-            Self { lanes, turns }
+        }
+        let with = |log: usize| Self {
+            lanes: 1 << log,
+            turns: dealt(units(longest), log).max(dealt(sums[log], WAYS - 1 - log)),
         };
         if alike {
-            return with(CopyJob::lanes_for(weights.clone().max().unwrap_or(0)));
+            return with(CopyJob::lanes_for(longest).ilog2() as usize);
         }
         // By the longest, many short ones beside it would wait for each other; by the shortest, all for it.
-        let mut best = with(COPIERS);
-        let mut lanes = COPIERS;
-        while lanes > 1 {
-            lanes /= 2;
-            let share = with(lanes);
+        let mut best = with(WAYS - 1);
+        for share in (0..WAYS - 1).rev().map(with) {
             if share.turns < best.turns {
                 best = share;
             }
