@@ -27,10 +27,18 @@ fn spread(dst: &Buffer, src: &Buffer, count: u64, len: u64) -> Vec<CopyOp> {
         .collect()
 }
 
-/// How long copies took, one after another: sorted.
+pub(crate) fn pause(time: Duration) {
+    let since = Instant::now();
+    while since.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// How long copies took, one after another with a pause between: sorted.
 pub(crate) fn trips<E: From<GpuError>>(
     copier: &Copier,
     rounds: usize,
+    gap: Duration,
     submit: impl Fn() -> Result<u64, E>,
 ) -> Result<Vec<Duration>, E> {
     let mut samples = Vec::new();
@@ -39,6 +47,7 @@ pub(crate) fn trips<E: From<GpuError>>(
         let ticket = submit()?;
         while !copier.poll(ticket)? {}
         samples.push(started.elapsed());
+        pause(gap);
     }
     samples.sort();
     Ok(samples)
@@ -155,7 +164,7 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
             let beside = if full { "full" } else { "idle" };
             for len in [8, 4096] {
                 let one = || submit(&copier, &spread(dst, src, 1, len));
-                let samples = trips(&copier, 2000, one)?;
+                let samples = trips(&copier, 2000, Duration::ZERO, one)?;
                 println!(
                     "INFO {name}, {len} B, one at a time, {beside} GPU: median {:?}, p99 {:?}",
                     samples[1000], samples[1980]
@@ -185,7 +194,7 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
             Duration::from_secs(10),
         )?;
         let one = || submit(&copier, &spread(&device, &host, 1, 8));
-        let samples = trips(&copier, 200, one)?;
+        let samples = trips(&copier, 200, Duration::ZERO, one)?;
         println!(
             "INFO to device, 8 B, one at a time, beside {blocks} blocks that poll one word of host memory: median {:?}",
             samples[100]

@@ -284,13 +284,13 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
                 })
                 .collect();
             let before = ends.copier.stats().kernel_batches;
-            let any = trips(&ends.copier, 200, || ends.submit(&ops, &[]))?[100];
+            let any = trips(&ends.copier, 200, Duration::ZERO, || ends.submit(&ops, &[]))?[100];
             let rate = pipelined(&ends.copier, count, || ends.submit(&ops, &[]))?;
             let by_kernel = ends.copier.stats().kernel_batches > before;
             // SAFETY: buffers that outlive the copies.
             let engine = || Ok(unsafe { ends.copier.submit_via_host(&ops) }?);
             let rounds = if count > 16 { 20 } else { 200 };
-            let theirs = trips(&ends.copier, rounds, engine)?[rounds / 2];
+            let theirs = trips(&ends.copier, rounds, Duration::ZERO, engine)?[rounds / 2];
             let their_rate = pipelined(&ends.copier, count, engine)?;
             println!(
                 "INFO {name}, {count} x {len} B: {any:.1?} {}, {theirs:.1?} by the engine; four under way {:.2} and {:.2} M copies/s",

@@ -4,8 +4,9 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use doorbell_gpu::{Copier, CopyOp, Dims, Gpu, MemKind};
+use doorbell_gpu::{CopyOp, Dims, Gpu, MemKind};
 
+use crate::copies::{pause, trips};
 use crate::raw::{Raw, cu};
 use crate::small::{End, Ends, Failure};
 use crate::{LONG, Outcome, Spin, ensure};
@@ -19,13 +20,6 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 11) % end
-    }
-}
-
-fn pause(time: Duration) {
-    let since = Instant::now();
-    while since.elapsed() < time {
-        std::hint::spin_loop();
     }
 }
 
@@ -182,24 +176,6 @@ pub(crate) fn synchronize(gpu: &Gpu) -> Outcome {
     Ok(remarks.join("; "))
 }
 
-/// How long single copies took that come `gap` apart: sorted.
-fn trips(
-    copier: &Copier,
-    gap: Duration,
-    submit: impl Fn() -> Result<u64, Failure>,
-) -> Result<Vec<Duration>, Failure> {
-    let mut samples = Vec::new();
-    for _ in 0..500 {
-        let started = Instant::now();
-        let ticket = submit()?;
-        while !copier.poll(ticket)? {}
-        samples.push(started.elapsed());
-        pause(gap);
-    }
-    samples.sort();
-    Ok(samples)
-}
-
 /// Single copies at several gaps and of several lengths, by the engine and as is quickest, in turn.
 pub(crate) fn rates(gpu: &Gpu) -> Outcome {
     let ends = Ends::new(gpu)?;
@@ -248,11 +224,11 @@ pub(crate) fn rates(gpu: &Gpu) -> Outcome {
                 }];
                 let before = ends.copier.stats();
                 let gap = Duration::from_micros(gap);
-                let any = trips(&ends.copier, gap, || ends.submit(&op, &[]))?;
+                let any = trips(&ends.copier, 500, gap, || ends.submit(&op, &[]))?;
                 let after = ends.copier.stats();
                 // SAFETY: buffers that outlive the copies.
-                let engine = || Ok(unsafe { ends.copier.submit_via_host(&op) }?);
-                let theirs = trips(&ends.copier, gap, engine)?;
+                let engine = || Ok::<_, Failure>(unsafe { ends.copier.submit_via_host(&op) }?);
+                let theirs = trips(&ends.copier, 500, gap, engine)?;
                 let ratio = theirs[250].as_secs_f64() / any[250].as_secs_f64();
                 let posted = after.posted - before.posted;
                 println!(

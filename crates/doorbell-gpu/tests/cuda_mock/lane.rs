@@ -92,6 +92,21 @@ impl Bench {
         bytes
     }
 
+    /// Gives everything back; the driver, and how long it took.
+    pub(crate) fn close(self) -> (Mock, Duration) {
+        let Self {
+            mock,
+            gpu,
+            copier,
+            host,
+            device,
+            ..
+        } = self;
+        let since = Instant::now();
+        drop((gpu, copier, host, device));
+        (mock, since.elapsed())
+    }
+
     /// Waits until the kernel is used again.
     pub(crate) fn until_on(&self) {
         let since = Instant::now();
@@ -483,17 +498,8 @@ fn a_gpu_closes_though_a_launch_has_not_started_and_a_copy_is_stuck() {
             b.mock.call_int("mock_hold_copies", 1);
             b.submit(&[b.op(0, 0, 100 << 10)]);
         }
-        let Bench {
-            mock,
-            gpu,
-            copier,
-            host,
-            device,
-            ..
-        } = b;
-        let since = Instant::now();
-        drop((gpu, copier, host, device));
-        assert!(since.elapsed() < LONG);
+        let (mock, took) = b.close();
+        assert!(took < LONG);
         // All but the two buffers, which the caller gave up.
         assert_eq!((mock.get("streams"), mock.get("live")), (7, live - 2));
         assert!(mock.get("events") >= events);

@@ -14,6 +14,20 @@ fn counts(b: &Bench) -> (u64, u64, u64) {
     (launches, b.mock.get("staying_jobs"), engine)
 }
 
+/// Where a kernel that stays does so for ever.
+fn for_ever(test: &str) -> Bench {
+    let b = Bench::new(test);
+    b.copier.set_stay(EVER);
+    b
+}
+
+/// With a kernel that is there, and stays.
+fn that_stays(test: &str) -> Bench {
+    let b = for_ever(test);
+    until_stays(&b);
+    b
+}
+
 /// Until a kernel is there that stays: the first launches do not, since nothing tells that more is to come.
 fn until_stays(b: &Bench) {
     let since = Instant::now();
@@ -30,9 +44,7 @@ fn until_stays(b: &Bench) {
 
 #[test]
 fn while_it_stays_small_copies_are_posted_to_it() {
-    let b = Bench::new("stay_posted");
-    b.copier.set_stay(EVER);
-    until_stays(&b);
+    let b = that_stays("stay_posted");
     let d = b.device.device_addr();
     let within = |len: u64| {
         vec![CopyOp {
@@ -109,17 +121,8 @@ fn while_it_stays_small_copies_are_posted_to_it() {
     assert_eq!(stats.kernel_batches - stats.posted, base.0);
     assert_eq!(stats.kernel_copies, b.mock.get("kernel_copies"));
     // It is told to leave, and waited for.
-    let Bench {
-        mock,
-        gpu,
-        copier,
-        host,
-        device,
-        ..
-    } = b;
-    let since = Instant::now();
-    drop((gpu, copier, host, device));
-    assert!(since.elapsed() < EVER / 2);
+    let (mock, took) = b.close();
+    assert!(took < EVER / 2);
     assert_eq!(mock.get("staying"), 0);
     assert_eq!((mock.get("streams"), mock.get("live")), (0, 0));
     mock.clean();
@@ -128,8 +131,7 @@ fn while_it_stays_small_copies_are_posted_to_it() {
 /// A single copy is the engine's, which is as quick; but the third in a row that a kernel would have been there for is a launch.
 #[test]
 fn single_copies_that_follow_each_other_are_worth_a_launch() {
-    let b = Bench::new("stay_habit");
-    b.copier.set_stay(EVER);
+    let b = for_ever("stay_habit");
     for (from, want) in [(0, (0, 0)), (8, (0, 0)), (16, (1, 0)), (24, (1, 1))] {
         b.done(&b.words(0, from, 1));
         let now = counts(&b);
@@ -137,8 +139,7 @@ fn single_copies_that_follow_each_other_are_worth_a_launch() {
         assert_eq!(b.device_bytes()[..8], b.data[from..from + 8]);
     }
     // Large ones are no reason to stay.
-    let b = Bench::new("stay_no_habit");
-    b.copier.set_stay(EVER);
+    let b = for_ever("stay_no_habit");
     for _ in 0..4 {
         b.done(&[b.op(0, 0, 100 << 10)]);
     }
@@ -150,9 +151,7 @@ fn single_copies_that_follow_each_other_are_worth_a_launch() {
 /// What follows a copy of the engine's closely is the engine's too, though a kernel is there: it need not wait until somebody has seen that one's end.
 #[test]
 fn a_few_copies_behind_the_engines_are_its_own() {
-    let b = Bench::new("stay_behind");
-    b.copier.set_stay(EVER);
-    until_stays(&b);
+    let b = that_stays("stay_behind");
     b.mock.call_int("mock_hold_copies", 1);
     let then = counts(&b);
     b.submit(&[b.op(0, 0, 100 << 10)]);
@@ -175,9 +174,7 @@ fn a_few_copies_behind_the_engines_are_its_own() {
 /// Jobs that it does not look at any more when they come: they are launched, in order, and once.
 #[test]
 fn jobs_that_come_as_it_leaves_are_launched() {
-    let b = Bench::new("stay_leaves");
-    b.copier.set_stay(EVER);
-    until_stays(&b);
+    let b = that_stays("stay_leaves");
     for round in 1..=3 {
         b.mock.call_int("mock_deaf", 1);
         for i in 0..5 {
@@ -262,9 +259,7 @@ fn its_life_is_bounded_though_jobs_do_not_end() {
 /// A kernel that runs and does not come to its job, since another process has the GPU: nothing more is posted to it, and the engine does what comes meanwhile and for a while.
 #[test]
 fn a_job_that_is_late_is_the_last_for_a_while() {
-    let b = Bench::new("stay_late");
-    b.copier.set_stay(EVER);
-    until_stays(&b);
+    let b = that_stays("stay_late");
     // The next: what is late depends on it.
     b.copier.set_stay(Duration::from_millis(1));
     let then = counts(&b);
@@ -293,8 +288,7 @@ fn a_job_that_is_late_is_the_last_for_a_while() {
 /// What comes alone leaves no kernel behind.
 #[test]
 fn a_launch_that_nothing_is_expected_after_leaves() {
-    let b = Bench::new("stay_alone");
-    b.copier.set_stay(EVER);
+    let b = for_ever("stay_alone");
     b.done(&b.words(0, 0, 20));
     let since = Instant::now();
     while b.mock.get("staying") != 0 {
@@ -307,9 +301,7 @@ fn a_launch_that_nothing_is_expected_after_leaves() {
 /// A context that was lost while the kernel stayed holds nobody up: nothing runs in it any more.
 #[test]
 fn a_lost_context_with_a_kernel_that_stayed_is_closed_at_once() {
-    let b = Bench::new("stay_lost");
-    b.copier.set_stay(EVER);
-    until_stays(&b);
+    let b = that_stays("stay_lost");
     b.mock.call_int("mock_deaf", 1);
     let fault = b.gpu.kernel("fault").unwrap();
     // SAFETY: the stand-in's kernel takes no more than this.
@@ -318,19 +310,8 @@ fn a_lost_context_with_a_kernel_that_stayed_is_closed_at_once() {
             .launch(&fault, Dims::new(1, 1), &bytes(&[0]), LaunchOpts::default())
     };
     assert!(launched.is_err());
-    let Bench {
-        mock,
-        gpu,
-        copier,
-        host,
-        device,
-        ..
-    } = b;
-    let since = Instant::now();
-    drop((fault, gpu, copier, host, device));
-    assert!(
-        since.elapsed() < Duration::from_secs(2),
-        "it was waited for"
-    );
+    drop(fault);
+    let (mock, took) = b.close();
+    assert!(took < Duration::from_secs(2), "it was waited for");
     mock.call_int("mock_deaf", 0);
 }
