@@ -298,20 +298,28 @@ fn a_launch_that_nothing_is_expected_after_leaves() {
     b.mock.clean();
 }
 
-/// A context that was lost while the kernel stayed holds nobody up: nothing runs in it any more.
+/// A context that was lost while the kernel stayed holds nobody up, not even with a job under way: nothing runs in it any more.
 #[test]
 fn a_lost_context_with_a_kernel_that_stayed_is_closed_at_once() {
-    let b = that_stays("stay_lost");
-    b.mock.call_int("mock_deaf", 1);
-    let fault = b.gpu.kernel("fault").unwrap();
-    // SAFETY: the stand-in's kernel takes no more than this.
-    let launched = unsafe {
-        b.gpu
-            .launch(&fault, Dims::new(1, 1), &bytes(&[0]), LaunchOpts::default())
-    };
-    assert!(launched.is_err());
-    drop(fault);
-    let (mock, took) = b.close();
-    assert!(took < Duration::from_secs(2), "it was waited for");
-    mock.call_int("mock_deaf", 0);
+    for (test, busy) in [("stay_lost", false), ("stay_lost_busy", true)] {
+        let b = that_stays(test);
+        b.mock.call_int("mock_deaf", 1);
+        if busy {
+            b.submit(&b.words(0, 0, 1));
+        }
+        let fault = b.gpu.kernel("fault").unwrap();
+        // SAFETY: the stand-in's kernel takes no more than this.
+        let launched = unsafe {
+            b.gpu
+                .launch(&fault, Dims::new(1, 1), &bytes(&[0]), LaunchOpts::default())
+        };
+        assert!(launched.is_err());
+        drop(fault);
+        let (mock, took) = b.close();
+        assert!(
+            took < Duration::from_secs(2),
+            "{test}: it was waited for, {took:?}"
+        );
+        mock.call_int("mock_deaf", 0);
+    }
 }

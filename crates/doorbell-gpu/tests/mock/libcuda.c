@@ -32,7 +32,7 @@ enum { OK = 0, INVALID = 1, NO_DEVICE = 100, NO_CONTEXT = 201, NOT_FOUND = 500, 
 
 struct range { P start; size_t size; int type, device, live, vmm, fd; /* of shareable memory; else -1 */ int refs; size_t pad; /* reserved around it */ int registered; int owner; /* 0: its GPU's primary context; 1: another; 2: an open pool; 3: a closed one */ };
 struct stream { int priority; P wait_flag; };
-struct event { int recorded; P wait_flag; };
+struct event { int recorded; P wait_flag; struct stream *stream; };
 struct function { char name[64]; int loaded; };
 struct module { char *text; };
 
@@ -117,7 +117,7 @@ void mock_reset(void) { context_id++; }
 void mock_push(int device) { stack[depth++] = device; }
 void mock_mode(int m) { mode = m; }
 /* The copier's kernel, as doorbell-kernels has it. A board is lines of words (taken back; started, done, left), eight posts of two, and eight jobs of 256 steps and 256 copies. */
-struct launch { uint64_t *board, number, post[2], stay, life, born; int device, begun; };
+struct launch { uint64_t *board, number, post[2], stay, life, born; int device, begun; struct stream *stream; int records /* of events behind it */; };
 static struct launch launches[64]; /* that have not done their first job */
 static int launch_count, launch_us /* that a call takes */, launches_held; /* 1: none starts; 2: the oldest starts and does not end; 3: it does so as it is taken back */
 static int deaf; /* 1: those that stay do not look; 2: they leave without looking */
@@ -373,7 +373,7 @@ R cuLaunchKernel(struct function *f, unsigned gx, unsigned gy, unsigned gz, unsi
         memcpy(word, args, sizeof word);
         for (int i = 0; i < launch_count; i++)
             if (launches[i].board == p) violate("two launches of one board");
-        launches[launch_count++] = (struct launch){p, *word[1], {*word[2], *word[3]}, *word[4] & 0xffffffff, *word[4] >> 32, 0, stack[depth - 1], 0};
+        launches[launch_count++] = (struct launch){p, *word[1], {*word[2], *word[3]}, *word[4] & 0xffffffff, *word[4] >> 32, 0, stack[depth - 1], 0, s, 0};
         run_launches();
         if (launch_us) { /* others go on */
             pthread_mutex_unlock(&lock);
@@ -405,12 +405,17 @@ R cuEventRecord(struct event *e, struct stream *s) {
     ENTER;
     if (!s) violate("an event on the legacy stream");
     e->recorded = 1;
+    e->stream = s;
+    for (int i = 0; i < launch_count; i++)
+        if (launches[i].stream == s && ++launches[i].records == 512) violate("more than the driver's queue takes without waiting");
     e->wait_flag = s->wait_flag;
     if (s->priority < 0 && !hold_copies_release) e->wait_flag = (P)&hold_copies_release;
     return OK;
 }
 R cuEventQuery(struct event *e) {
     ENTER;
+    for (int i = 0; i < launch_count; i++)
+        if (e->recorded && launches[i].stream == e->stream) return NOT_READY;
     return e->wait_flag && *(volatile uint64_t *)e->wait_flag == 0 ? NOT_READY : OK;
 }
 R cuEventElapsedTime(float *ms, struct event *a, struct event *b) { ENTER; if (!a->recorded || !b->recorded) return INVALID; *ms = 1.5f; return OK; }
