@@ -35,7 +35,8 @@ fn until_stays(b: &Bench) {
         b.done(&b.words(0, 0, 20));
         // Far longer than it stays otherwise.
         std::thread::sleep(Duration::from_millis(5));
-        if b.mock.get("staying") == 1 {
+        // One that was to leave may not have had a processor since.
+        if b.mock.get("staying") == 1 && b.mock.get("stay_ns") > 1_000_000 {
             return;
         }
         assert!(since.elapsed() < LONG, "it does not stay");

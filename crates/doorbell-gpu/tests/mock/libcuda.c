@@ -43,6 +43,7 @@ static int kernel_count;
 static uint64_t hold_copies_release = 1;
 static int sticky;
 static int staying; /* kernels that have done what they were launched for, and are there still */
+static uint64_t stay_ns; /* how long the newest of these was told to */
 static uint64_t context_id = 1; /* another after a reset */
 static struct {
     uint64_t violations, allocs, frees, batches, batched_copies, copies, retains, releases, streams, events, modules, maps, launches, kernel_copies, staying_jobs, late;
@@ -105,6 +106,7 @@ uint64_t mock_get(const char *name) {
     F(violations) F(allocs) F(frees) F(batches) F(batched_copies) F(copies) F(retains) F(releases) F(streams) F(events)
     F(modules) F(maps) F(launches) F(kernel_copies) F(staying_jobs) F(late)
     if (!strcmp(name, "staying")) return staying;
+    if (!strcmp(name, "stay_ns")) return stay_ns;
     if (!strcmp(name, "depth")) return depth;
     if (!strcmp(name, "mode")) return mode;
     if (!strcmp(name, "running")) return running();
@@ -209,6 +211,7 @@ static void run_launches(void) {
             static int kept;
             if (!kept++ && (!dladdr(&launch_count, &self) || !dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE))) violate("a library that does not stay");
             staying++;
+            stay_ns = l->stay;
             if (pthread_create(&thread, 0, stay, own) || pthread_detach(thread)) violate("no thread for a kernel");
         } else {
             while (look(l) && (l->post[0] || !(l->post[1] >> 55 & 1))) run_job(l);
