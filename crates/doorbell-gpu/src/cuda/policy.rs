@@ -27,10 +27,10 @@ pub(crate) enum Policy {
     Auto,
 }
 
-/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates small-copies-staying-rates` printed on an H200: a launch took 12 to 15 us up to 64 copies of 8 bytes
-/// and 18 to 20 us for 256, one that was there 4 to 5 us for one copy of up to 16 KiB and 14 to 17 us for 256 of 8 bytes; the engine 6 to 10 us, 0.4 to 1 us more for each copy after
-/// the first, and within one GPU, by way of host memory, about twice that. 256 KiB took a kernel that was there 31 to 41 us, the engine 68 to 146 us in copies of 4 KiB.
-/// Beside kernels that poll host memory the engine loses sooner: there each of its copies waits behind them, and of a launch only its few reads.
+/// What a kernel is better at, from what `cuda_selfcheck small-copies-rates small-copies-staying-rates` printed on an H200 (bench/results, 2026-11-30-h200-copies and -staying): a launch took
+/// 12 to 15 us up to 64 copies of 8 bytes and 18 to 20 us for 256, one that was there 4 to 6 us for one copy of up to 16 KiB and 12 to 17 us for 256 of 8 bytes; the engine 6 to 9 us, 0.4 to 1 us
+/// more for each copy after the first, and within one GPU, by way of host memory, about twice that. 256 KiB took a kernel that was there 30 to 39 us, the engine 35 to 102 us in copies of 4 KiB.
+/// Beside kernels that poll host memory hosts differ: a copy of 8 bytes took the engine 6 to 7 us on that one and 10 to 16 on another, a kernel that was there 6 to 8 on both.
 ///
 /// Bytes are [weighed](doorbell_kernels::board::CopyJob::weight): a kernel moves what is not aligned alike in smaller pieces.
 mod small {
@@ -40,8 +40,8 @@ mod small {
     pub(super) const MEAN: u64 = 4 << 10;
     /// A few in up to so many steps.
     pub(super) const STEPS: usize = 2;
-    /// Up to so many bytes in all where a kernel is there: what its threads have under way at a time. A single copy of 16 KiB took it 5 to 6 us and the
-    /// engine 7 to 9, one of 32 KiB 12 to 15 and 7 to 9.
+    /// Up to so many bytes in all where a kernel is there: what its threads have under way at a time. A single copy of 16 KiB took it 4 to 6 us and the
+    /// engine 7 to 9, one of 32 KiB (by a build that gave it those) 12 to 15 and 7 to 9.
     pub(super) const FEW: u64 = 16 << 10;
     /// Up to so many bytes in all, however they are aligned, where the kernel is wanted wherever it may be.
     pub(super) const MOST: u64 = 256 << 10;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stay_is_microseconds_up_to_a_second() {
+    fn the_stay_is_microseconds_up_to_ten_thousand() {
         let of =
             |value: Option<&str>| stay(|name| value.filter(|_| name == STAY).map(str::to_owned));
         assert_eq!(of(None).unwrap(), (lane::STAY, None));
