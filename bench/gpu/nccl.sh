@@ -17,7 +17,7 @@
 #     trip                             half round trips with a trace of each process
 #     cores proxy hosted floor         for comparison: `rates` with two engine threads; NCCL's own CPU proxy over Doorbell's RMA plug-in, which
 #                                      has as many; host-initiated NCCL over sockets and over NVLink; what the machine can do without either
-#     symmetric                        NCCL's own reduce-scatter over GIN, by one block and by eight (needs an NCCL with all its kernels: a wheel's)
+#     symmetric                        NCCL's own reduce-scatter over GIN, by one block and by eight (a wheel's; skipped with one that was built here)
 #     roce hosts                       packets instead of shared memory, GPU memory staged: between processes of one host; and between processes
 #                                      that NCCL takes for two hosts, with its reduce-scatter over GIN too
 #     fault release killed stopped     a script fails a request: the job must exit, or its kernels be let go; a rank is killed, or stands still
@@ -110,6 +110,11 @@ beside() {
 scatters() {
     local name=$1 logs kernels
     shift
+    # As with an NCCL that was built above. Whether its kernels over GIN would do without the others has not been tried.
+    if ! grep -qa ncclDevKernel_ReduceScatter "$LIB/libnccl.so.2"; then
+        echo "SKIPPED: $name: this NCCL was built without kernels for reduce-scatters: give a wheel's" | tee -a "$OUT/nccl-results.txt"
+        return
+    fi
     PROGRAM=symmetric run "$name" 2 processes NCCL_DEBUG_SUBSYS=INIT,NET,ENV,TUNING "$@"
     logs=("$OUT/nccl-$name".*.log)
     # Other ways would give the right sums too. A count of each, the kernel's last.
