@@ -146,10 +146,7 @@ impl RemoteQp for ShmLink {
     }
 
     fn process(&self) -> Option<u32> {
-        // 0: in another PID namespace.
-        u32::try_from(self.peer.credentials().pid)
-            .ok()
-            .filter(|pid| *pid != 0)
+        self.peer.credentials().process()
     }
 
     fn qpn(&self) -> Qpn {

@@ -222,6 +222,15 @@ impl Credentials {
     pub fn is_own(&self) -> bool {
         self.uid == rustix::process::geteuid().as_raw()
     }
+
+    /// A descriptor that becomes readable when the process exits, if the kernel gives one. A forked child of it may hold the socket open beyond
+    /// its death, so end-of-file alone is not enough.
+    pub fn pidfd(&self) -> Option<OwnedFd> {
+        // Taken while the socket is connected. The peer could have died and its number been reused in between;
+        // then the socket is at its end (or a child holds it, a case this cannot tell).
+        let pid = Pid::from_raw(self.process()?.cast_signed())?;
+        pidfd_open(pid, PidfdFlags::empty()).ok()
+    }
 }
 
 /// One end of a session.
@@ -241,14 +250,6 @@ impl Socket {
 
     pub(crate) fn credentials(&self) -> io::Result<Credentials> {
         Credentials::of(&self.fd)
-    }
-
-    /// A descriptor that becomes readable when the peer process exits, if the kernel gives one. A forked child
-    /// of the peer may hold the socket open beyond the peer's death, so end-of-file alone is not enough.
-    pub(crate) fn pidfd(&self, pid: i32) -> Option<OwnedFd> {
-        // Taken while the socket is connected. The peer could have died and its number been reused in between;
-        // then the socket is at its end (or a child holds it, a case this cannot tell).
-        pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()
     }
 
     /// Sends one message. `Ok(false)`: the socket is full, try again when it is writable.

@@ -444,7 +444,7 @@ impl Control<'_> {
         let offers: Vec<Offer> = self.regions.values().cloned().collect();
         let live = Live {
             session: Session::new(hello, fds, offers, limits, now),
-            pidfd: socket.pidfd(core.credentials.pid),
+            pidfd: core.credentials.pidfd(),
             socket,
             core: Arc::clone(&core),
             hidden: HashMap::new(),

@@ -11,7 +11,6 @@ use doorbell_hca::shm::Credentials;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Result;
 use super::frame::{Frame, HEADER, Kind, MAX_FRAME, Stream};
@@ -50,14 +49,14 @@ impl AsFd for Conn {
 
 impl Conn {
     pub(super) fn new(stream: Stream) -> Self {
-        let pid = match &stream {
-            Stream::Unix(s) => Credentials::of(s).ok().and_then(|peer| peer.process()),
+        let peer = match &stream {
+            Stream::Unix(s) => Credentials::of(s).ok(),
             Stream::Tcp(_) => None,
         };
         Self {
             stream,
-            pid,
-            life: pid.and_then(life_of),
+            pid: peer.and_then(|peer| peer.process()),
+            life: peer.and_then(|peer| peer.pidfd()),
             partial: Vec::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
@@ -208,11 +207,6 @@ impl Conn {
         self.heard = None;
         Some((after, why))
     }
-}
-
-fn life_of(pid: u32) -> Option<OwnedFd> {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
 fn has_ended(life: &OwnedFd) -> bool {
