@@ -128,7 +128,6 @@ fn hello(secret: &[u8], world: u32) -> Vec<u8> {
 struct Guest {
     conn: Conn,
     until: Instant,
-    said: Option<std::result::Result<Frame, String>>,
 }
 
 impl Guest {
@@ -136,7 +135,6 @@ impl Guest {
         Self {
             conn: Conn::limited(stream, MAX_HELLO),
             until: Instant::now() + GRACE,
-            said: None,
         }
     }
 
@@ -183,13 +181,15 @@ fn gather_ranks(
             guests.push(Guest::new(stream));
         }
         let now = Instant::now();
-        let greeted = guests.extract_if(.., |guest| {
-            guest.said = guest.greeting(now);
-            guest.said.is_some()
-        });
-        for mut guest in greeted.collect::<Vec<_>>() {
-            let refusal = match guest.said.take() {
-                Some(Ok(frame)) if frame.kind == Kind::Hello && frame.body == hello => {
+        let mut at = 0;
+        while let Some(guest) = guests.get_mut(at) {
+            let Some(said) = guest.greeting(now) else {
+                at += 1;
+                continue;
+            };
+            let mut guest = guests.remove(at);
+            let refusal = match said {
+                Ok(frame) if frame.kind == Kind::Hello && frame.body == hello => {
                     let seat = (frame.rank as usize).checked_sub(1);
                     match seat.and_then(|i| seats.get_mut(i)) {
                         Some(seat @ None) => {
@@ -201,14 +201,13 @@ fn gather_ranks(
                         None => format!("rank {} is outside a world of {world}", frame.rank),
                     }
                 }
-                Some(Ok(frame)) if frame.body.first_chunk::<4>() == Some(&world.to_le_bytes()) => {
+                Ok(frame) if frame.body.first_chunk::<4>() == Some(&world.to_le_bytes()) => {
                     format!("{:?} of another job", frame.kind)
                 }
-                Some(Ok(frame)) => {
+                Ok(frame) => {
                     format!("{:?} for another world than {world} rank(s)", frame.kind)
                 }
-                Some(Err(why)) => why,
-                None => continue,
+                Err(why) => why,
             };
             guest.refuse(refusal);
         }
@@ -219,9 +218,9 @@ fn gather_ranks(
             && let Some(stream) = meeting.accept()?
         {
             // Ranks greet as they come in, so the one that has been silent for longest is none.
-            let oldest = std::mem::replace(&mut guests[0], Guest::new(stream));
+            let oldest = guests.remove(0);
             oldest.refuse("no greeting, and others are at the door".to_owned());
-            guests.rotate_left(1);
+            guests.push(Guest::new(stream));
         }
         if now >= deadline {
             let empty = seats.iter().zip(1u32..).filter(|(s, _)| s.is_none());
