@@ -4,6 +4,7 @@
 //! that GPU and engine both reach (`DOORBELL_NCCL_SIGNALS=gpu` moves the last two).
 
 use std::ffi::c_void;
+use std::fmt;
 use std::mem::size_of;
 use std::sync::Arc;
 
@@ -99,7 +100,7 @@ impl Request {
         depth: i32,
         form: Form,
     ) -> Result<Self> {
-        let bad = |object, value: i32, remedy| {
+        let bad = |object, value: &dyn fmt::Display, remedy| {
             Err(Error::Argument {
                 call: "createContext",
                 object,
@@ -108,45 +109,43 @@ impl Request {
             })
         };
         if !(0..=MOST).contains(&signals) {
-            return bad("nSignals", signals, "ask for 0 to 1048576");
+            return bad("nSignals", &signals, "ask for 0 to 1048576");
         }
         if !(0..=MOST).contains(&counters) {
-            return bad("nCounters", counters, "ask for 0 to 1048576");
+            return bad("nCounters", &counters, "ask for 0 to 1048576");
         }
         let each = comm.ranks * if counters > 0 { 2 } else { 1 };
         if contexts < 1 || contexts as usize > MOST_QPS / each {
             return bad(
                 "nContexts",
-                contexts,
+                &contexts,
                 "ask for 1, and for fewer the more ranks there are",
             );
         }
+        let queues = contexts as usize * each;
         let depth = match u32::try_from(depth) {
             Ok(0) => {
                 let said = comm.settings.depth;
-                said.unwrap_or_else(|| suitable_depth(contexts as usize * each))
+                said.unwrap_or_else(|| suitable_depth(queues))
             }
             Ok(n) if n <= MOST_DEPTH => n.next_power_of_two(),
-            _ => return bad("queueDepth", depth, "ask for 0 (a default) to 32768"),
+            _ => return bad("queueDepth", &depth, "ask for 0 (a default) to 32768"),
         };
         let depth = depth.max(LEAST_DEPTH);
-        let slots = contexts as usize * each * depth as usize;
-        if slots > MOST_SLOTS {
-            return Err(Error::Argument {
-                call: "createContext",
-                object: "queueDepth",
-                value: format!("{depth} for each of {} queues", contexts as usize * each),
-                remedy: "ask for shorter queues, or for fewer contexts (DOORBELL_NCCL_DEPTH, where the application does not say)",
-            });
+        if queues * depth as usize > MOST_SLOTS {
+            return bad(
+                "queueDepth",
+                &format_args!("{depth} for each of {queues} queues"),
+                "ask for shorter queues, or for fewer contexts (DOORBELL_NCCL_DEPTH, where the application does not say)",
+            );
         }
         for (object, count) in [("nSignals", signals), ("nCounters", counters)] {
             if count as usize * contexts as usize > MOST_WORDS {
-                return Err(Error::Argument {
-                    call: "createContext",
+                return bad(
                     object,
-                    value: format!("{count} for each of {contexts} contexts"),
-                    remedy: "ask for 16777216 altogether at most",
-                });
+                    &format_args!("{count} for each of {contexts} contexts"),
+                    "ask for 16777216 altogether at most",
+                );
             }
         }
         Ok(Self {
@@ -452,11 +451,11 @@ impl Contexts {
             log::info(format_args!(
                 "rank {}: this GPU's copies: {} by the copy engine in {} batches, {} within the GPU by way of host memory; {} by a kernel in {} launches and {} jobs for one that was still there, {} of which were taken back",
                 self.comm.rank,
-                stats.copies - stats.kernel_copies.min(stats.copies),
+                stats.copies.saturating_sub(stats.kernel_copies),
                 stats.batches,
                 stats.via_host,
                 stats.kernel_copies,
-                stats.kernel_batches - stats.posted.min(stats.kernel_batches),
+                stats.kernel_batches.saturating_sub(stats.posted),
                 stats.posted,
                 stats.taken_back
             ));

@@ -30,13 +30,6 @@ impl Qps {
             companions: Vec::new(),
             comm: Arc::clone(comm),
         };
-        let builder = || {
-            comm.pd
-                .qp()
-                .depth(shape.depth)
-                .cq(shape.cq)
-                .handler(comm.settings.handler)
-        };
         let cores = comm
             .node
             .device
@@ -45,9 +38,13 @@ impl Qps {
         for context in 0..shape.contexts {
             for rank in 0..comm.ranks {
                 // A companion waits for the main queue's CQ, which is cheapest on the same core.
-                let builder = || match cores {
-                    Some(cores) => builder().core(core_of(context, rank, cores)),
-                    None => builder(),
+                let builder = || {
+                    let plain = comm.pd.qp().depth(shape.depth).cq(shape.cq);
+                    let plain = plain.handler(comm.settings.handler);
+                    match cores {
+                        Some(cores) => plain.core(core_of(context, rank, cores)),
+                        None => plain,
+                    }
                 };
                 let main = AnyQp::from(builder().build()?);
                 comm.node.watch.add_qp(&comm.health, rank, &main);
