@@ -193,7 +193,7 @@ pub struct Config {
     /// What is put around the RoCE port, for who looks for faults.
     pub roce_wrap: RoceWrap,
     /// How long another process may stand still before it is no peer any more, by whatever link: set by who knows how long a job bears it. Else 5 s over
-    /// shared memory, and over RoCE what is said by the two above.
+    /// shared memory, and over RoCE what `roce_timeout` and `roce_retry` say.
     pub patience: Option<Duration>,
     /// Faults to play (`DOORBELL_FAULT`): rules, or `@FILE`; see [`crate::faults`].
     pub fault: Option<String>,
@@ -239,7 +239,7 @@ pub struct Settings {
     pub verbs: String,
     /// Payload of a RoCE packet at most; `None`: what fits the port.
     pub roce_mtu: Option<u16>,
-    /// Code of the time after which a RoCE QP repeats.
+    /// Code of the time after which a RoCE QP repeats; 0: it never gives up, as [`patience`](Config::patience) may ask for.
     pub roce_timeout: u8,
     /// How often it repeats.
     pub roce_retry: u8,

@@ -31,8 +31,8 @@ pub(crate) enum Expired {
 impl Timer {
     pub(crate) fn new(config: &Config) -> Self {
         let total = config.patience_ns();
-        // 1 + 2 + 4 + … of retry_cnt + 1 intervals; but the first not shorter than an eighth of the configured time-out: a peer that shares its
-        // cores with others may not run for milliseconds, and what is sent again meanwhile is in its way.
+        // 1 + 2 + 4 + … of retry_cnt + 1 intervals; but the first not shorter than an eighth of the configured time-out, or `NAP`: a peer that
+        // shares its cores with others may not run for milliseconds, and what is sent again meanwhile is in its way.
         let units = (2_u64 << config.retry_cnt) - 1;
         let shortest = ((4096_u64 << config.timeout) / 8).min(NAP);
         Self {
