@@ -248,42 +248,41 @@ fn the_devices_statuses_come_out_as_syndromes_at_the_right_wqe() {
     }
 }
 
+/// What becomes of a write of which the device says what soft-RoCE says of the first packet that finds no interface.
+fn finds_no_interface(p: &mut Pair) -> (Syndrome, Vendor) {
+    let (src, dst) = (p.rig.region(64), p.rig.region(64));
+    let write = Wqe::write(p.there(&dst, 0), src.local(0, 8)).expect("a length");
+    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
+    p.fails(write)
+}
+
 #[test]
 fn a_port_that_went_down_is_no_fault_of_the_work_request() {
     let mut p = Pair::new(Config::default());
-    let (src, dst) = (p.rig.region(64), p.rig.region(64));
-    let to = p.there(&dst, 0);
-    // What soft-RoCE says of the first packet that finds no interface.
-    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
     p.mock.set_active(false);
-    let fault = p.fails(Wqe::write(to, src.local(0, 8)).expect("a length"));
+    let fault = finds_no_interface(&mut p);
     assert_eq!(fault, (Syndrome::TRANSPORT_RETRY, Vendor::ENGINE_DOWN));
 }
 
 #[test]
 fn a_port_that_says_so_after_its_first_failures_went_down_all_the_same() {
     let mut p = Pair::new(Config::default());
-    let (src, dst) = (p.rig.region(64), p.rig.region(64));
-    let write = Wqe::write(p.there(&dst, 0), src.local(0, 8)).expect("a length");
-    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
     p.mock.go_down_after(3);
-    let fault = p.fails(write);
+    let fault = finds_no_interface(&mut p);
     assert_eq!(fault, (Syndrome::TRANSPORT_RETRY, Vendor::ENGINE_DOWN));
 }
 
 #[test]
 fn a_port_that_stays_up_is_waited_for_once() {
     let mut p = Pair::new(Config::default());
-    let (src, dst) = (p.rig.region(64), p.rig.region(64));
-    let write = Wqe::write(p.there(&dst, 0), src.local(0, 8)).expect("a length");
-    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
-    assert_eq!(p.fails(write), (Syndrome::LOCAL_QP_OP, Vendor::NONE));
+    let fault = finds_no_interface(&mut p);
+    assert_eq!(fault, (Syndrome::LOCAL_QP_OP, Vendor::NONE));
     // The next failure asks once, and hears that it is up.
     (p.a, p.b) = (p.rig.qp(), p.rig.qp());
     join(&p.a, &p.b, &p.port);
-    p.mock.fail_request(0, wc_status::LOC_QP_OP_ERR, 0);
     p.mock.go_down_after(1);
-    assert_eq!(p.fails(write), (Syndrome::LOCAL_QP_OP, Vendor::NONE));
+    let fault = finds_no_interface(&mut p);
+    assert_eq!(fault, (Syndrome::LOCAL_QP_OP, Vendor::NONE));
 }
 
 #[test]
