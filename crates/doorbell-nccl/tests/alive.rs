@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
+use common::scenes::{go_on, stop, stopped};
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
 use doorbell::Bootstrap;
 use doorbell_nccl::Handle;
@@ -101,11 +102,8 @@ fn stops(rank: usize, gather: &Arc<Gather>) {
     assert!(!context.has_error(), "{:?}", log_lines());
     gather.barrier(rank);
     let last = one.ranks - 1;
-    let named = gather.folder().join("pid");
     if rank == last {
-        std::fs::write(&named, std::process::id().to_string()).expect("written");
-        let me = rustix::process::getpid();
-        rustix::process::kill_process(me, rustix::process::Signal::STOP).expect("stopped");
+        stop(gather);
         // It goes on, and learns what the others think of it.
         told(&context, LONG, &["gave up", "rank 2"]);
     } else {
@@ -121,13 +119,7 @@ fn stops(rank: usize, gather: &Arc<Gather>) {
     if rank == 0 {
         let heard = || gather.folder().join("heard-1").exists();
         assert!(soon(LONG, heard), "rank 1 has not");
-        let pid = std::fs::read_to_string(&named).expect("written before");
-        let pid = pid
-            .parse()
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-            .expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it goes on");
+        go_on(stopped(gather));
     }
     gather.barrier(rank);
     context.destroy();

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
-use common::scenes::refused;
+use common::scenes::{go_on, refused, stop, stopped};
 use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
-use rustix::process::{Pid, Signal as Unix, getpid, kill_process};
 
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
@@ -39,31 +38,12 @@ fn peer_process() {
     });
 }
 
-/// This process stops; somebody has to let it go on ([`goes_on`]).
-fn stop(gather: &Gather) {
-    let named = gather.folder().join("pid");
-    std::fs::write(&named, getpid().as_raw_nonzero().to_string()).expect("written");
-    kill_process(getpid(), Unix::STOP).expect("stopped");
-}
-
 /// Once the other process has stopped: it goes on after so long.
 fn goes_on(gather: &Gather, after: Duration) {
-    let named = gather.folder().join("pid");
-    let number = || {
-        std::fs::read_to_string(&named)
-            .ok()
-            .and_then(|n| n.parse().ok())
-    };
-    assert!(soon(LONG, || number().is_some()), "nobody stopped");
-    let pid = number().and_then(Pid::from_raw).expect("a process");
-    let stopped = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
-        stat.is_ok_and(|text| text.contains(") T "))
-    };
-    assert!(soon(LONG, stopped), "it does not stop");
+    let pid = stopped(gather);
     std::thread::spawn(move || {
         std::thread::sleep(after);
-        kill_process(pid, Unix::CONT).expect("it goes on");
+        go_on(pid);
     });
 }
 
@@ -202,13 +182,11 @@ fn let_go(rank: usize, gather: &Arc<Gather>) {
         stop(gather);
         told(&context, &["gave up"]);
     } else {
-        let named = gather.folder().join("pid");
-        assert!(soon(LONG, || named.exists()), "rank 1 does not stop");
-        std::thread::sleep(Duration::from_millis(300));
+        let pid = stopped(gather);
         gin.put(1, (win, 8), (win, 0), 8, With::default());
         gin.flush(1, LONG).expect("let go");
         told(&context, &["rank 1 has not been heard of for"]);
-        goes_on(gather, Duration::ZERO);
+        go_on(pid);
     }
     gather.barrier(rank);
     context.destroy();

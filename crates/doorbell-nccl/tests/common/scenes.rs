@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal as Unix, getpid, kill_process};
+
 use super::gin::{Gin, Signal, Win, With, wait};
-use super::{Gather, LONG, Pages, Rank, config, log_lines};
+use super::{Gather, LONG, Pages, Rank, config, log_lines, soon};
 
 /// A rank from its beginning to its end.
 pub fn whole(rank: usize, gather: &Arc<Gather>, body: impl Fn(&Rank)) {
@@ -25,6 +27,35 @@ pub fn refused(rank: usize, gather: &Arc<Gather>, words: &[&str]) {
     let text = log_lines().join("\n");
     assert!(words.iter().all(|w| text.contains(w)), "{text}");
     gather.barrier(rank);
+}
+
+/// This process stops; another has to let it go on ([`stopped`], [`go_on`]).
+pub fn stop(gather: &Gather) {
+    let named = gather.folder().join("pid");
+    std::fs::write(&named, getpid().as_raw_nonzero().to_string()).expect("written");
+    kill_process(getpid(), Unix::STOP).expect("stopped");
+}
+
+/// The process that stops, once it has.
+pub fn stopped(gather: &Gather) -> Pid {
+    let named = gather.folder().join("pid");
+    let number = || {
+        std::fs::read_to_string(&named)
+            .ok()
+            .and_then(|n| n.parse().ok())
+    };
+    assert!(soon(LONG, || number().is_some()), "nobody stopped");
+    let pid = number().and_then(Pid::from_raw).expect("a process");
+    let stopped = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        stat.is_ok_and(|text| text.contains(") T "))
+    };
+    assert!(soon(LONG, stopped), "it does not stop");
+    pid
+}
+
+pub fn go_on(pid: Pid) {
+    kill_process(pid, Unix::CONT).expect("it goes on");
 }
 
 /// Every rank puts a word with a signal to every rank, itself included, and has all of theirs.
