@@ -438,19 +438,16 @@ impl CudaCopier {
         }
     }
 
-    /// A piece that the kernel has made.
-    fn made(&self, state: &mut State, segment: Segment) {
-        if segment.last {
-            self.done.store(segment.ticket, Ordering::Release);
-        }
-        state.plan.recycle(segment);
-    }
-
     fn retire_launches(&self, state: &mut State, current: &Current<'_>) {
         while let Some(lane) = state.lane.as_mut().filter(|lane| lane.is_busy()) {
             match lane.poll(current, Instant::now()) {
                 Ok(None) => return,
-                Ok(Some(Ended::Done(segment))) => self.made(state, segment),
+                Ok(Some(Ended::Done(segment))) => {
+                    if segment.last {
+                        self.done.store(segment.ticket, Ordering::Release);
+                    }
+                    state.plan.recycle(segment);
+                }
                 Ok(Some(Ended::TakenBack(segments))) => {
                     state.stats.taken_back += segments.len() as u64;
                     for segment in segments.into_iter().rev() {

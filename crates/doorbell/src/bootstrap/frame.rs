@@ -1,21 +1,15 @@
-//! Frames and sockets under the bootstrap exchange.
+//! Frames, and the streams that carry them, under the bootstrap exchange.
 //!
 //! A frame is a 24-byte little-endian header {magic, version, kind, rank, sequence, length} and a body.
 //! Everything here has a deadline and checks what arrives before it allocates for it.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use doorbell_hca::shm::Credentials;
-
-use super::{BootstrapError, Rendezvous, Result};
-use crate::connect::look_up;
+use super::{BootstrapError, Result};
 
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"DBBS");
 pub(super) const VERSION: u16 = 3;
@@ -71,11 +65,6 @@ impl AsFd for Stream {
             Self::Tcp(s) => s.as_fd(),
         }
     }
-}
-
-pub(super) enum Listener {
-    Unix(UnixListener),
-    Tcp(TcpListener),
 }
 
 impl Stream {
@@ -272,132 +261,6 @@ pub(crate) fn timed_out(e: &io::Error) -> bool {
         e.kind(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
     )
-}
-
-impl Listener {
-    pub(super) fn open(at: &Rendezvous) -> io::Result<Self> {
-        match at {
-            Rendezvous::Unix(path) => {
-                if let Some(name) = abstract_name(path)? {
-                    let listener = UnixListener::bind_addr(&name)?;
-                    listener.set_nonblocking(true)?;
-                    return Ok(Self::Unix(listener));
-                }
-                // A socket file that a dead rank 0 left behind refuses connections; a live one accepts them.
-                if UnixStream::connect(path)
-                    .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
-                {
-                    std::fs::remove_file(path)?;
-                }
-                let listener = UnixListener::bind(path)?;
-                listener.set_nonblocking(true)?;
-                Ok(Self::Unix(listener))
-            }
-            Rendezvous::Tcp(addr) => {
-                let listener = TcpListener::bind(addr)?;
-                listener.set_nonblocking(true)?;
-                Ok(Self::Tcp(listener))
-            }
-        }
-    }
-
-    /// Where it listens, with the port that the system chose for port 0.
-    pub(super) fn address(&self, asked: &Rendezvous) -> io::Result<Rendezvous> {
-        match self {
-            Self::Unix(_) => Ok(asked.clone()),
-            Self::Tcp(l) => Ok(Rendezvous::Tcp(l.local_addr()?.to_string())),
-        }
-    }
-
-    /// One attempt; `None` when nobody is knocking (or someone of another user is).
-    pub(super) fn accept(&self) -> io::Result<Option<Stream>> {
-        let accepted = match self {
-            Self::Unix(l) => l.accept().map(|(s, _)| Stream::Unix(s)),
-            Self::Tcp(l) => l.accept().map(|(s, _)| Stream::Tcp(s)),
-        };
-        match accepted {
-            Ok(stream) => {
-                match &stream {
-                    Stream::Unix(s) => {
-                        s.set_nonblocking(false)?;
-                        let peer = Credentials::of(s)?;
-                        if !peer.is_own() {
-                            tracing::warn!(
-                                uid = peer.uid,
-                                "bootstrap: refused a process of another user"
-                            );
-                            return Ok(None);
-                        }
-                    }
-                    Stream::Tcp(s) => {
-                        s.set_nonblocking(false)?;
-                        s.set_nodelay(true)?;
-                    }
-                }
-                Ok(Some(stream))
-            }
-            Err(e) if timed_out(&e) || e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-}
-
-/// `@NAME`: a name that needs no file and goes with its socket.
-fn abstract_name(path: &Path) -> io::Result<Option<SocketAddr>> {
-    match path.as_os_str().as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddr::from_abstract_name(name).map(Some),
-        None => Ok(None),
-    }
-}
-
-/// A name that the system does not know, and will not in a moment either.
-#[derive(Debug, thiserror::Error)]
-#[error("its name cannot be looked up: {0}")]
-pub(super) struct Unknown(io::Error);
-
-impl Unknown {
-    fn of(error: io::Error) -> io::Error {
-        match crate::connect::is_temporary(&error) || timed_out(&error) {
-            true => error,
-            false => io::Error::other(Self(error)),
-        }
-    }
-
-    /// Is it why?
-    pub(super) fn is(error: &io::Error) -> bool {
-        error.get_ref().is_some_and(|e| e.is::<Self>())
-    }
-}
-
-pub(super) fn connect_once(at: &Rendezvous, left: Duration) -> io::Result<Stream> {
-    match at {
-        Rendezvous::Unix(path) => {
-            let stream = match abstract_name(path)? {
-                Some(name) => UnixStream::connect_addr(&name)?,
-                None => UnixStream::connect(path)?,
-            };
-            // Names in a directory of all users can be taken by another one.
-            let peer = Credentials::of(&stream)?;
-            if !peer.is_own() {
-                return Err(io::Error::new(
-                    io::ErrorKind::PermissionDenied,
-                    "the socket is another user's",
-                ));
-            }
-            Ok(Stream::Unix(stream))
-        }
-        Rendezvous::Tcp(addr) => {
-            let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-            for addr in look_up(addr, left).map_err(Unknown::of)? {
-                match TcpStream::connect_timeout(&addr, left.max(Duration::from_millis(1))) {
-                    Ok(s) => return s.set_nodelay(true).map(|()| Stream::Tcp(s)),
-                    Err(e) => last = e,
-                }
-            }
-            Err(last)
-        }
-    }
 }
 
 /// Length-prefixed list: u32 count, then u32 length and bytes of each.

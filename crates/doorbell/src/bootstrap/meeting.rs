@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::conn::{Conn, wait};
 use super::exchange::expect;
-use super::frame::{Frame, Kind, Listener, Stream, Unknown, connect_once};
+use super::frame::{Frame, Kind, Stream};
+use super::place::{Listener, Unknown, connect_once};
 use super::{Bootstrap, BootstrapError, GRACE, Rendezvous, Result, Role, fail_all, with_context};
 
 /// Bytes of a secret at most.
@@ -58,7 +59,7 @@ impl Meeting {
     }
 
     /// The next connection, if somebody is knocking.
-    fn accept(&self) -> Result<Option<Stream>> {
+    pub(super) fn accept(&self) -> Result<Option<Stream>> {
         for (listener, address) in self.listeners.iter().zip(&self.addresses) {
             let accepted = listener.accept().map_err(|source| BootstrapError::Open {
                 rank: 0,
@@ -113,7 +114,6 @@ impl Bootstrap {
             gone: BTreeMap::new(),
             trouble: None,
             pulse: None,
-            socket: None,
         }
     }
 }
@@ -251,8 +251,8 @@ fn enlist(
     timeout: Duration,
 ) -> Result<Conn> {
     let deadline = doorbell_hca::deadline(timeout);
+    let mut last = None;
     let mut stream = 'found: loop {
-        let mut last = None;
         for place in at {
             let left = deadline.saturating_duration_since(Instant::now());
             match connect_once(place, left) {
@@ -265,7 +265,8 @@ fn enlist(
                         source,
                     });
                 }
-                // Rank 0 may not have started yet, so every failure is worth another attempt.
+                // Rank 0 may not have started yet, so every failure is worth another attempt. A full queue, which these may fill, says less than what was said before.
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && last.is_some() => {}
                 Err(e) => last = Some((place, e)),
             }
         }

@@ -31,6 +31,7 @@ mod exchange;
 pub(crate) mod frame;
 mod launcher;
 mod meeting;
+mod place;
 #[cfg(test)]
 mod tests;
 mod watch;
@@ -215,8 +216,6 @@ pub struct Bootstrap {
     trouble: Option<Trouble>,
     /// Where ranks say that they live.
     pulse: Option<Pulse>,
-    /// Removed when rank 0 goes.
-    socket: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Bootstrap {
@@ -239,11 +238,7 @@ impl Bootstrap {
         if rank > 0 {
             return Self::attend(at, &[], rank, world, timeout);
         }
-        let mut hub = Self::preside(&Meeting::open(at)?, &[], world, timeout)?;
-        if let [Rendezvous::Unix(path)] = at {
-            hub.socket = Some(path.clone());
-        }
-        Ok(hub)
+        Self::preside(&Meeting::open(at)?, &[], world, timeout)
     }
 
     /// This process's rank.
@@ -271,15 +266,6 @@ impl Bootstrap {
             conn.into_stream(),
             format!("rank {}", 1 - self.rank),
         ))
-    }
-}
-
-impl Drop for Bootstrap {
-    fn drop(&mut self) {
-        if let Some(path) = &self.socket {
-            // The name is only a meeting point; if it is gone already, nothing is lost.
-            let _ = std::fs::remove_file(path);
-        }
     }
 }
 
