@@ -4,6 +4,7 @@
 //! fault is not another's. Who dials and does not say who it is takes nobody's place. A signal ends the server: who is being
 //! served is told so, and nothing stays behind.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -107,7 +108,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
             server.served.fetch_add(1, Ordering::Relaxed);
             number += 1;
             scope.spawn(move || {
-                let outcome = server.client(caller, number);
+                // What a client brings about ends with it, a mistake of ours too: its place is free again, and the others go on.
+                let served = AssertUnwindSafe(|| server.client(caller, number));
+                let outcome = catch_unwind(served).unwrap_or_else(|_| {
+                    bail!("this server made a mistake, and told it on standard error: please report it")
+                });
                 server.served.fetch_sub(1, Ordering::Relaxed);
                 server.note(number, outcome);
             });

@@ -1,8 +1,8 @@
 //! `doorbell serve` and its clients: what both print, and what either does when the other stops, dies, or is told to end.
 
 mod common;
-use common::{Running, run_words, words};
-use std::io::Write;
+use common::{Running, doorbell, run_words, words};
+use std::io::{Seek, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -196,4 +196,58 @@ fn a_fixed_pair_of_udp_ports() {
         "{said}"
     );
     drop(server);
+}
+
+/// Orders may be anybody's who can reach the port: numbers that do not fit are refused, in words, and the session goes on.
+#[test]
+fn orders_whose_numbers_do_not_fit_are_refused_one_by_one() {
+    let side = |windows: u64, window: u64, canary: u64| {
+        format!(
+            r#"{{"Side":{{"layout":{{"windows":{windows},"window":{window},"canary":{canary}}},"on_gpu":false,"shared":false}}}}"#
+        )
+    };
+    let end = |size: u64| format!(r#"{{"End":{{"size":{size},"on_gpu":false,"shared":false}}}}"#);
+    let play = |size: u64| {
+        format!(
+            r#"{{"Play":{{"signal":false,"size":{size},"iters":1,"deadline_ns":1,"seed":1,"number":1,"check":true,"other":{{"addr":0,"key":0}}}}}}"#
+        )
+    };
+    let most = u64::MAX;
+    let orders = [
+        (side(1, most, 4096), "at most 17179869184 bytes"),
+        (side(1, 8, most), "at most 17179869184 bytes"),
+        (side(most, 8, 56), "at most 17179869184 bytes"),
+        // Both products wrap to a few bytes.
+        (
+            side(1 << 32, (1 << 32) - 64, 64),
+            "at most 17179869184 bytes",
+        ),
+        (side(0, 8, 64), "at least one"),
+        (side(1, 0, 64), "at least one"),
+        (end(most), "from 8, a word"),
+        (end(1 << 40), "from 8, a word"),
+        (end(0), "from 8, a word"),
+        (play(8), "no end to play"),
+        (end(8), r#""Ok""#),
+        (play(1 << 40), "1099511627776 bytes at an end for 8"),
+        (play(65_536), "65536 bytes at an end for 8"),
+        (play(0), "0 bytes at an end for 8"),
+        (play(8), "no queue pair"),
+        (r#"{"Goodbye":{"well":true}}"#.to_owned(), r#""Ok""#),
+    ];
+    let mut input = tempfile::tempfile().expect("a file for orders");
+    for (order, _) in &orders {
+        writeln!(input, "{order}").expect("an order");
+    }
+    input.rewind().expect("its start");
+    let words = words("peer --gpu host --hca-cores 0 --roce udp://127.0.0.1 --timeout 20");
+    let second = Running::reading(doorbell(&words), "the second process", input.into());
+    let output = second.finish();
+    assert!(output.status.success(), "{:?}", output.status);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let answers: Vec<_> = said.lines().collect();
+    assert_eq!(answers.len(), orders.len(), "{said}");
+    for ((order, expected), answer) in orders.iter().zip(answers) {
+        assert!(answer.contains(expected), "{order}: {answer}");
+    }
 }

@@ -98,6 +98,14 @@ impl Layout {
         self.lead() + self.windows * self.step()
     }
 
+    /// The same of a layout that somebody else made up; `None`: there is none of so many bytes, or it has no window of a byte.
+    pub(crate) fn possible_total(&self) -> Option<u64> {
+        let step = self.window.checked_add(self.canary)?;
+        let lead = self.canary.checked_next_multiple_of(64)?;
+        let total = self.windows.checked_mul(step)?.checked_add(lead)?;
+        (self.windows > 0 && self.window > 0).then_some(total)
+    }
+
     /// The window that `offset` lies in and the offset there; `None` in a canary.
     fn find(&self, offset: u64) -> Option<(u64, u64)> {
         let at = offset.checked_sub(self.lead())?;

@@ -3,13 +3,13 @@
 //! Three windows of one registered region with canaries around them. What each must hold before
 //! and after a launch follows from the seed, the launch's number and its rounds.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::bench::Bench;
 use super::check::{Layout, Picture, Verdict};
 use super::latency::PlayOrder;
-use super::side::{Reach, Side, SideSpec};
+use super::side::{MAX_TOTAL, Reach, Side, SideSpec};
 use super::tally::Tally;
 
 /// What an end is made of.
@@ -60,6 +60,12 @@ impl End {
     pub(crate) const SIGNAL: u64 = 2;
 
     pub(crate) fn new(bench: &Bench, spec: &EndSpec) -> Result<Self> {
+        // It may be another process's number.
+        ensure!(
+            (8..=MAX_TOTAL).contains(&spec.size),
+            "messages of {} bytes: from 8, a word, to {MAX_TOTAL}",
+            spec.size
+        );
         let layout = Layout::new(3, spec.size);
         let spec = SideSpec {
             layout,
@@ -71,6 +77,14 @@ impl End {
             side: Side::new(&bench.pd, &bench.device, &spec)?,
             layout,
         })
+    }
+
+    /// Can it play this?
+    pub(crate) fn takes(&self, order: &PlayOrder) -> Result<()> {
+        let PlayOrder { size, .. } = *order;
+        let own = self.layout.window;
+        ensure!(size == own, "messages of {size} bytes at an end for {own}");
+        Ok(())
     }
 
     pub(crate) fn abroad(&self) -> Result<Reach> {

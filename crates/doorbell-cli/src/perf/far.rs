@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::bench::Bench;
@@ -124,7 +124,16 @@ impl<'a> Far<'a> {
     pub(crate) fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>> {
         match self {
             Self::Here(side) => side.read(offset, len),
-            Self::There(_, partner) => partner.ask("read its memory", &Order::Read { offset, len }),
+            Self::There(_, partner) => {
+                let bytes: Vec<u8> =
+                    partner.ask("read its memory", &Order::Read { offset, len })?;
+                ensure!(
+                    bytes.len() as u64 == len,
+                    "the second process answered {} bytes of its memory where {len} were asked for",
+                    bytes.len()
+                );
+                Ok(bytes)
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::io::{BufRead, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use doorbell::{CqKind, Endpoint, Export, LinkKind, Peer, Qp, QpHandle};
 use doorbell_gpu::Dims;
 use serde::Serialize;
@@ -394,6 +394,11 @@ impl State<'_> {
     fn echo(&mut self, order: &EchoOrder) -> Result<()> {
         let handle = self.handle()?;
         let side = self.side()?;
+        ensure!(
+            order.layout == *side.layout(),
+            "messages of {} bytes into memory that was made for others",
+            order.size
+        );
         let statuses = Statuses::new(self.bench, 1)?;
         let (reach, status) = (side.reach(), statuses.addr());
         // SAFETY: queue, memory and status are of this bench and stay until the launch was waited for (`echoed`), or it is
@@ -409,6 +414,8 @@ impl State<'_> {
     }
 
     fn play(&mut self, order: PlayOrder) -> Result<()> {
+        let end = self.end.as_ref().context("there is no end to play yet")?;
+        end.takes(&order)?;
         let handle = self.handle()?;
         let end = self.end.as_ref().context("there is no end to play yet")?;
         end.paint(&order, 1)?;

@@ -3,7 +3,7 @@
 //! The same object serves the initiator, a target in the same process, and the target in a peer
 //! process; what it must hold is a [`Picture`], written and compared in pieces.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use doorbell::{Access, LinkKind, Mr, Pd, Place};
 use doorbell_kernels::params::Area;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use super::check::{Layout, Picture, Verdict};
 /// Bytes that are rendered, written or read at a time.
 const PIECE: usize = 1 << 20;
 /// Bytes of a side with its canaries, whoever asks for them.
-const MAX_TOTAL: u64 = 16 << 30;
+pub(super) const MAX_TOTAL: u64 = 16 << 30;
 
 /// What a side is made of; travels to a peer process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -55,12 +55,14 @@ pub(crate) struct Side {
 impl Side {
     pub(crate) fn new(pd: &Pd, device: &doorbell::Device, spec: &SideSpec) -> Result<Self> {
         // The numbers may be another process's.
-        ensure!(
-            spec.layout.total() <= MAX_TOTAL,
-            "windows of {} bytes: at most {MAX_TOTAL}",
-            spec.layout.total()
-        );
-        let memory = device.alloc(spec.place(), spec.layout.total() as usize)?;
+        let Layout {
+            windows, window, ..
+        } = spec.layout;
+        let total = spec.layout.possible_total();
+        let total = total.filter(|total| *total <= MAX_TOTAL).with_context(|| {
+            format!("{windows} windows of {window} bytes: at least one of one, at most {MAX_TOTAL} bytes with what is between them")
+        })?;
+        let memory = device.alloc(spec.place(), total as usize)?;
         let mr = pd.register(&memory, Access::ALL)?;
         Ok(Self {
             mr,
@@ -71,6 +73,10 @@ impl Side {
 
     pub(crate) fn mr(&self) -> &Mr {
         &self.mr
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Where the peer process finds it: an RDMA device has keys of its own.

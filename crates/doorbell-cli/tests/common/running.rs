@@ -16,7 +16,12 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts `command`, which errors call `what`.
-    pub(crate) fn spawn(mut command: Command, what: &str) -> Self {
+    pub(crate) fn spawn(command: Command, what: &str) -> Self {
+        Self::reading(command, what, Stdio::null())
+    }
+
+    /// The same of one that reads `input`.
+    pub(crate) fn reading(mut command: Command, what: &str, input: Stdio) -> Self {
         let folder = tempfile::tempdir().expect("a folder for its output");
         let file = |name| File::create(folder.path().join(name)).expect("a file for its output");
         // Tests that run in the background of a shell are born with SIGINT ignored, and so would this be.
@@ -28,7 +33,7 @@ impl Running {
             });
         }
         let child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(file("out"))
             .stderr(file("err"))
             .spawn()
