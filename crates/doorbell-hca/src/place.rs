@@ -7,7 +7,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, open};
 use rustix::io::Errno;
 
 use crate::config::{Affinity, Cores, HcaConfig};
@@ -43,13 +43,16 @@ impl Claims {
     /// cannot be had, every CPU counts as free.
     fn take(&mut self, cpu: usize) -> bool {
         let path = format!("/dev/shm/doorbell-cpu-{cpu}");
-        // Another user's file can be opened, and locked, but not created again.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // Another user's file can be opened, and locked, but not created again. Anybody may have put anything there: opening a pipe would wait for its other end.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let opened = open(&path, flags, Mode::empty()).or_else(|_| {
             let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
             open(&path, flags | OFlags::CREATE, mode)
         });
         let Ok(file) = opened else { return true };
+        if !fstat(&file).is_ok_and(|s| FileType::from_raw_mode(s.st_mode).is_file()) {
+            return true;
+        }
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self.0.push(file);
@@ -362,6 +365,18 @@ mod tests {
         drop(one);
         assert!(two.take(cpu));
         fs::remove_file(format!("/dev/shm/doorbell-cpu-{cpu}")).expect("it was made");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes a pipe")]
+    fn what_is_no_file_is_nobodys_claim_and_keeps_nobody_waiting() {
+        let cpu = 1 << 41 | std::process::id() as usize;
+        let path = format!("/dev/shm/doorbell-cpu-{cpu}");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR).expect("a pipe");
+        let (mut one, mut two) = (Claims::default(), Claims::default());
+        let free = (one.take(cpu), two.take(cpu));
+        fs::remove_file(path).expect("it was made");
+        assert_eq!(free, (true, true));
     }
 
     #[test]
