@@ -170,6 +170,18 @@ fn the_readmes_first_command_says_that_every_byte_was_checked() {
     }
 }
 
+/// The smallest queue that messages are taken for (tests/usage.rs has the next smaller one).
+#[test]
+fn messages_go_through_a_queue_of_sixteen_slots() {
+    for poster in ["gpu", "cpu"] {
+        let words = ["send-bw", "--check", "--iters", "1500", "--no-baseline"];
+        let queue = ["--depth", "16", "--initiator", poster];
+        let json = results(&[&words[..], &queue].concat());
+        assert_eq!(json["results"][0]["messages"], 1500, "{poster}");
+        assert_eq!(json["results"][0]["errors"], 0, "{poster}");
+    }
+}
+
 #[test]
 fn sharing_modes_handlers_and_queues() {
     for words in [

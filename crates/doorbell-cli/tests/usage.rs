@@ -21,6 +21,7 @@ fn wrong_arguments_are_refused_with_a_remedy() {
         ("perf put-bw --pin x", 2, "CPU number"),
         ("perf put-bw --blocks 4 --qps 2", 2, "need 4"),
         ("perf put-bw --batch 64 --depth 32", 2, "raise --depth"),
+        ("perf send-bw --depth 8", 2, "raise --depth to 16"),
         ("perf put-lat --blocks 2", 2, "leave --blocks"),
         ("perf post --link shm", 2, "leave --link"),
         ("perf forward --initiator cpu", 2, "--initiator"),

@@ -308,8 +308,16 @@ fn qps(
     Ok(qps)
 }
 
+/// Messages of `send-bw` that share one ring (`doorbell_kernels`, messages): a queue has to hold them.
+const BURST: u32 = 16;
+
 fn batch(args: &PerfArgs, initiator: Initiator, depth: u32) -> Result<u32> {
     let name = args.test.name();
+    if args.test == Test::SendBw && depth < BURST {
+        bail!(
+            "{name} rings once for {BURST} messages, which a queue of {depth} slots cannot hold: raise --depth to {BURST} or more"
+        );
+    }
     let batched = matches!(args.test, Test::PutBw | Test::Post) && initiator != Initiator::Proxy;
     let batch = match (args.batch, batched) {
         (None, true) => 32.min((depth / 2).max(1)),
