@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
 use common::scenes::{go_on, stop, stopped};
-use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
+use common::{Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon, told};
 use doorbell::Bootstrap;
 use doorbell_nccl::Handle;
 
@@ -33,12 +33,6 @@ fn peer_process() {
         "links, exits" | "links, fails" | "links, stops" => between_steps(rank, gather, scene),
         other => panic!("no scene is called {other}"),
     });
-}
-
-fn told(context: &Context, time: Duration, words: &[&str]) {
-    assert!(soon(time, || context.has_error()), "{:?}", log_lines());
-    let text = log_lines().join("\n");
-    assert!(words.iter().all(|w| text.contains(w)), "{text}");
 }
 
 /// A work request of rank 0 fails while some ranks are in a step that the others do not come to.

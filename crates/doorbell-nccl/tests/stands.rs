@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::gin::{Signal, With};
 use common::jobs::{Part, play};
 use common::scenes::{go_on, refused, stop, stopped};
-use common::{Context, Gather, LONG, Pages, Rank, config, log_lines, on_the_host, soon};
+use common::{Gather, LONG, Pages, Rank, config, log_lines, on_the_host, told};
 
 #[test]
 #[ignore = "the other tests of this file run it in processes of its own"]
@@ -93,15 +93,6 @@ fn who_stands_still_for_less_than_he_may_fails_nothing() {
     });
 }
 
-fn told(context: &Context, words: &[&str]) {
-    assert!(soon(LONG, || context.has_error()), "{:?}", log_lines());
-    let said = || {
-        let text = log_lines().join("\n");
-        words.iter().all(|w| text.contains(w))
-    };
-    assert!(soon(LONG, said), "{words:?}: {:?}", log_lines());
-}
-
 /// Rank 0, through which all others hear of each other, stands still for longer than it may, and then goes on.
 fn first_stands(rank: usize, gather: &Arc<Gather>) {
     let one = Rank::connect(rank, gather);
@@ -112,7 +103,7 @@ fn first_stands(rank: usize, gather: &Arc<Gather>) {
         1 => goes_on(gather, Duration::from_secs(3)),
         _ => {}
     }
-    told(&context, &["rank 0 has not been heard of for"]);
+    told(&context, LONG, &["rank 0 has not been heard of for"]);
     gather.barrier(rank);
     context.destroy();
     one.close();
@@ -158,7 +149,11 @@ fn ranks_that_are_to_use_different_links_are_told_which() {
 fn engine(rank: usize, gather: &Arc<Gather>) {
     let one = Rank::connect(rank, gather);
     let context = one.create(config(1, 0, 1, 0));
-    told(&context, &["engine core 0 of this process has stood still"]);
+    told(
+        &context,
+        LONG,
+        &["engine core 0 of this process has stood still"],
+    );
     gather.barrier(rank);
     context.destroy();
     one.close();
@@ -180,12 +175,12 @@ fn let_go(rank: usize, gather: &Arc<Gather>) {
     gather.barrier(rank);
     if rank == 1 {
         stop(gather);
-        told(&context, &["gave up"]);
+        told(&context, LONG, &["gave up"]);
     } else {
         let pid = stopped(gather);
         gin.put(1, (win, 8), (win, 0), 8, With::default());
         gin.flush(1, LONG).expect("let go");
-        told(&context, &["rank 1 has not been heard of for"]);
+        told(&context, LONG, &["rank 1 has not been heard of for"]);
         go_on(pid);
     }
     gather.barrier(rank);

@@ -610,3 +610,18 @@ pub fn soon(time: Duration, done: impl Fn() -> bool) -> bool {
     }
     true
 }
+
+/// NCCL is told of an error within `time`, and the log says all of `words`.
+pub fn told(context: &Context, time: Duration, words: &[&str]) {
+    assert!(soon(time, || context.has_error()), "{:?}", log_lines());
+    logged(words);
+}
+
+/// The log says all of it, if not now then when the thread that writes it has had a processor: who reports a failure waits for that a moment, not for ever.
+pub fn logged(words: &[&str]) {
+    let said = || {
+        let text = log_lines().join("\n");
+        words.iter().all(|word| text.contains(word))
+    };
+    assert!(soon(LONG, said), "{words:?}: {:?}", log_lines());
+}
