@@ -118,17 +118,32 @@ impl Acceptor {
 }
 
 impl Acceptor {
+    /// Takes in those who dial. Where too many wait, whoever has been silent for longest goes, and none who has said something.
+    pub(super) fn let_in(&mut self) -> Connected<()> {
+        loop {
+            let mut silent = None;
+            if self.waiting.len() == WAITING {
+                silent = self.waiting.iter().position(|(_, line)| !line.is_ready());
+                if silent.is_none() {
+                    return Ok(());
+                }
+            }
+            let Some(line) = self.accept(Duration::ZERO)? else {
+                return Ok(());
+            };
+            if let Some(at) = silent {
+                self.waiting.remove(at);
+            }
+            self.waiting.push_back((Instant::now(), line));
+        }
+    }
+
     /// The next one who dialled and has said who it is, or turned out to be none of ours; `None` when there was neither within
     /// `timeout`. Who says nothing keeps nobody else waiting.
     pub fn next(&mut self, timeout: Duration) -> Connected<Option<Knock>> {
         let deadline = doorbell_hca::deadline(timeout);
         loop {
-            while let Some(line) = self.accept(Duration::ZERO)? {
-                if self.waiting.len() == WAITING {
-                    self.waiting.pop_front();
-                }
-                self.waiting.push_back((Instant::now(), line));
-            }
+            self.let_in()?;
             let due =
                 |(since, line): &(Instant, Line)| since.elapsed() >= GREETING || line.is_ready();
             if let Some(at) = self.waiting.iter().position(due)

@@ -80,6 +80,31 @@ fn hello(version: u16, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// However many come after it and say nothing.
+#[test]
+fn who_has_greeted_is_not_put_out_for_strangers() {
+    let mut acceptor = acceptor();
+    let at = acceptor.address();
+    // Its greeting is here before the first stranger is.
+    let mut first = TcpStream::connect(at).unwrap();
+    let body = greeting("early", "").encode();
+    first.write_all(&hello(frame::VERSION, &body)).unwrap();
+    let mut crowd = Vec::new();
+    // As many at a time as a listener's backlog has room for.
+    for _ in 0..4 {
+        crowd.extend((0..100).map(|_| TcpStream::connect(at).unwrap()));
+        acceptor.let_in().unwrap();
+    }
+    let begin = Instant::now();
+    let knock = acceptor.next(LONG).unwrap().expect("somebody is there");
+    let Knock::Caller(caller) = knock else {
+        panic!("the strangers were heard first");
+    };
+    assert_eq!(caller.introduction().greeting.job, "early");
+    assert!(begin.elapsed() < LONG);
+    drop(crowd);
+}
+
 #[test]
 fn two_sides_agree_on_the_smaller_of_everything() {
     let mut small = greeting("", "perf put-bw");
