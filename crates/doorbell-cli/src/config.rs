@@ -1,29 +1,45 @@
 //! From `--gpu`, `--hca-cores` and a port (RoCE's, or `verbs:` with an RDMA device) to the host library's settings; what is not given is left to
-//! `DOORBELL_*` variables and defaults, which the library resolves.
+//! `DOORBELL_*` variables and defaults, which the library resolves. A port that a command would take by itself is such a default, so that
+//! `DOORBELL_ROCE` and `DOORBELL_VERBS` say something everywhere.
 
-use doorbell::{Config, HcaCores, Recorder, RoceWrap};
+use doorbell::{Config, HcaCores, Otherwise, Recorder, RoceWrap};
 
 use crate::args::{DeviceArgs, PerfArgs};
 
-/// The host library's configuration.
-pub(crate) fn of(args: &DeviceArgs, port: Option<&str>) -> Config {
-    let verbs = port.and_then(|p| p.strip_prefix("verbs:"));
-    let roce = port.filter(|_| verbs.is_none());
+/// A RoCE port, and an RDMA device.
+fn apart(port: Option<&str>) -> (Option<String>, Option<String>) {
+    match port {
+        None => (None, None),
+        Some(port) => match port.strip_prefix("verbs:") {
+            Some(device) => (None, Some(device.to_owned())),
+            None => (Some(port.to_owned()), None),
+        },
+    }
+}
+
+/// The host library's configuration: with the port that was named, or else the variables', or else the `usual` one.
+pub(crate) fn of(args: &DeviceArgs, named: Option<&str>, usual: Option<&str>) -> Config {
+    let ((roce, verbs), usual) = (apart(named), apart(usual));
     Config {
         gpu: args.gpu,
         hca_cores: args.hca_cores.map(|n| match n {
             0 => HcaCores::Caller,
             n => HcaCores::Threads(n),
         }),
-        roce: roce.map(str::to_owned),
-        verbs: verbs.map(str::to_owned),
+        roce,
+        verbs,
+        otherwise: Otherwise {
+            roce: usual.0,
+            verbs: usual.1,
+            ..Otherwise::default()
+        },
         fault: args.fault.text(),
         ..Config::default()
     }
 }
 
 /// The same for `perf`, with what is put around its RoCE port.
-pub(crate) fn of_perf(args: &PerfArgs, port: Option<&str>) -> Config {
+pub(crate) fn of_perf(args: &PerfArgs, usual: Option<&str>) -> Config {
     let remote = &args.remote;
     Config {
         record: args.trace.as_ref().map(|_| Recorder::On(Recorder::TRACE)),
@@ -33,6 +49,6 @@ pub(crate) fn of_perf(args: &PerfArgs, port: Option<&str>) -> Config {
             fault: remote.net_fault.clone(),
             trace: remote.trace_packets,
         },
-        ..of(&args.device, port)
+        ..of(&args.device, args.link.port.as_deref(), usual)
     }
 }

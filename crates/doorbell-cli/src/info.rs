@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::args::InfoArgs;
 use crate::environment::{Machine, nvidia_driver};
 use crate::plugins::{self, Plugin};
+use crate::variables::{self, Variable};
 use crate::{Ended, table, units};
 
 /// The name and version of the JSON.
@@ -33,6 +34,8 @@ struct Info {
     links: Vec<LinkInfo>,
     plugins: Vec<Plugin>,
     settings: Vec<SettingInfo>,
+    /// Those that are set and are no settings.
+    variables: Vec<Variable>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,7 +104,7 @@ struct SettingInfo {
 /// Prints it.
 pub(crate) fn run(args: &InfoArgs) -> Result<Ended> {
     let device = Device::builder()
-        .config(crate::config::of(&args.device, None))
+        .config(crate::config::of(&args.device, None, None))
         .open()?;
     let info = gather(&device);
     write(&mut crate::out::out(), args.json, &info).context("writing to standard output")?;
@@ -154,6 +157,7 @@ fn gather(device: &Device) -> Info {
                 why: s.why.clone(),
             })
             .collect(),
+        variables: variables::list(device.settings()),
     }
 }
 
@@ -282,6 +286,10 @@ fn print(out: &mut dyn Write, info: &Info) -> io::Result<()> {
         })
         .collect();
     section(out, "Settings", settings)?;
+    if !info.variables.is_empty() {
+        let words = info.variables.iter().map(|v| (v.name.clone(), v.words()));
+        section(out, "Variables", words.collect())?;
+    }
     writeln!(
         out,
         "\nArguments win over DOORBELL_* variables, which win over defaults."

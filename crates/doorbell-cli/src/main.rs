@@ -34,6 +34,7 @@ mod stats;
 mod sweep;
 mod table;
 mod units;
+mod variables;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;

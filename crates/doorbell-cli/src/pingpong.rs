@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use doorbell::connect::gid_of_ip;
 use doorbell::cpu::{self, Post, deadline};
-use doorbell::{Access, CpuQp, Device, LinkKind, Mr, Place, Qp, Reset};
+use doorbell::{Access, Config, CpuQp, Device, HcaCores, LinkKind, Mr, Place, Qp, Reset};
 
 use crate::Ended;
 use crate::args::PingpongArgs;
@@ -24,19 +24,17 @@ struct Side {
     mine: Foreign,
 }
 
+fn config(args: &PingpongArgs, usual: Option<&str>) -> Config {
+    let mut config = crate::config::of(&args.device, args.port_spec.as_deref(), usual);
+    // One message at a time: whoever waits for it runs the engine.
+    config.otherwise.hca_cores = Some(HcaCores::Caller);
+    config
+}
+
 impl Side {
     fn new(args: &PingpongArgs, socket: &Socket) -> Result<Self> {
         let ip = socket.local_ip()?;
-        let port = match &args.port_spec {
-            Some(port) => port.clone(),
-            None => crate::foreign::port_at(ip),
-        };
-        let mut own = args.device.clone();
-        if std::env::var_os("DOORBELL_HCA_CORES").is_none() {
-            // One message at a time: whoever waits for it runs the engine.
-            own.hca_cores = own.hca_cores.or(Some(0));
-        }
-        let config = crate::config::of(&own, Some(&port));
+        let config = config(args, Some(&crate::foreign::port_at(ip)));
         let device = Device::builder().config(config).open()?;
         let pd = device.pd()?;
         let memory = device.alloc(Place::Host, 2 * args.size as usize)?;
@@ -50,8 +48,9 @@ impl Side {
         let offer = qp.endpoint(LinkKind::Roce, &[])?.roce.context("no port")?;
         ensure!(
             offer.port.address.port() == ROCE_PORT,
-            "the port is at {}: the other side sends to UDP port {ROCE_PORT} and no other",
-            offer.port.address
+            "the port is at {}: the other side sends to UDP port {ROCE_PORT} and no other: give `{}` to --roce or DOORBELL_ROCE, or neither",
+            offer.port.address,
+            crate::foreign::port_at(offer.port.address.ip())
         );
         ensure!(
             args.mtu <= offer.port.path_mtu,
@@ -93,6 +92,8 @@ impl Side {
 
 /// Runs to its end.
 pub(crate) fn run(args: &PingpongArgs) -> Result<Ended> {
+    // What cannot be used is said before anybody is waited for.
+    config(args, None).resolve()?;
     let socket = match &args.host {
         Some(host) => Socket::dial(host, args.port, args.timeout)?,
         None => {

@@ -20,8 +20,6 @@ pub(crate) struct Plugin {
     found: Vec<Found>,
     /// What to set.
     variables: Vec<(&'static str, String)>,
-    /// The plug-in's own variables that are set here.
-    set: Vec<Set>,
     why: String,
 }
 
@@ -32,14 +30,6 @@ struct Found {
     /// Null: its version could not be read.
     fits: Option<bool>,
     why: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Set {
-    name: String,
-    value: String,
-    /// False: the plug-in looks at no variable of this name.
-    known: bool,
 }
 
 impl Plugin {
@@ -56,15 +46,6 @@ impl Plugin {
         for (name, value) in &self.variables {
             lines.push(format!("{name}={value}"));
         }
-        for Set { name, value, known } in &self.set {
-            lines.push(match known {
-                true => format!("{name}={value} (environment)"),
-                false => format!(
-                    "{name}={value} (environment): no such variable; there are {}",
-                    OWN.join(", ")
-                ),
-            });
-        }
         lines.join("\n")
     }
 }
@@ -74,10 +55,6 @@ pub(crate) fn list() -> Vec<Plugin> {
     vec![nccl(
         nccl_with_plugin(&Live::here(), GIN),
         crate::ship::installed("libnccl-gin-doorbell.so"),
-        std::env::vars_os().map(|(name, value)| {
-            let text = |t: std::ffi::OsString| t.to_string_lossy().into_owned();
-            (text(name), text(value))
-        }),
     )]
 }
 
@@ -85,22 +62,7 @@ pub(crate) fn list() -> Vec<Plugin> {
 const NOWHERE: &str = "no NCCL was found in the loader's folders, LD_LIBRARY_PATH and Python's packages (docs/nccl.md: a wheel's will do); one that is linked \
     into a program is not seen";
 
-/// What the plug-in alone looks at.
-const OWN: &[&str] = &[
-    "DOORBELL_NCCL_ADDR",
-    "DOORBELL_NCCL_ALIVE",
-    "DOORBELL_NCCL_DEPTH",
-    "DOORBELL_NCCL_LINK",
-    "DOORBELL_NCCL_RELEASE",
-    "DOORBELL_NCCL_SIGNALS",
-    "DOORBELL_NCCL_TIMEOUT",
-];
-
-fn nccl(
-    found: Vec<NcclFound>,
-    path: Option<impl AsRef<Path>>,
-    environment: impl Iterator<Item = (String, String)>,
-) -> Plugin {
+fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     let path = path.map(|p| p.as_ref().display().to_string());
     let found: Vec<Found> = found.into_iter().map(judge).collect();
     let variables = match &path {
@@ -120,21 +82,11 @@ fn nccl(
         ),
         None => "libnccl-gin-doorbell.so is not beside this command: use the tarball or the wheel, or set DOORBELL_HOME".to_owned(),
     };
-    let mut set: Vec<Set> = environment
-        .filter(|(name, _)| name.starts_with("DOORBELL_NCCL_"))
-        .map(|(name, value)| Set {
-            known: OWN.contains(&&*name),
-            name,
-            value,
-        })
-        .collect();
-    set.sort_by(|a, b| a.name.cmp(&b.name));
     Plugin {
         library: "nccl",
         path,
         found,
         variables,
-        set,
         why,
     }
 }
@@ -184,50 +136,26 @@ mod tests {
 
     #[test]
     fn a_place_without_the_plugin_says_what_to_do() {
-        let nothing = || std::iter::empty();
-        let text = nccl(Vec::new(), None::<&Path>, nothing()).words();
+        let text = nccl(Vec::new(), None::<&Path>).words();
         assert!(text.contains("DOORBELL_HOME"), "{text}");
-        let text = nccl(Vec::new(), Some("/opt/x/lib/p.so"), nothing()).words();
+        let text = nccl(Vec::new(), Some("/opt/x/lib/p.so")).words();
         assert!(text.contains("NCCL_GIN_PLUGIN=/opt/x/lib/p.so"), "{text}");
         assert!(text.contains("no NCCL was found"), "{text}");
-    }
-
-    #[test]
-    fn what_is_set_for_the_plugin_is_listed_and_a_name_that_nobody_reads_is_told() {
-        let environment = [
-            ("DOORBELL_NCCL_TIMEOUTS", "9"),
-            ("DOORBELL_NCCL_LINK", "roce"),
-            ("NCCL_DEBUG", "INFO"),
-        ];
-        let environment = environment.map(|(n, v)| (n.to_owned(), v.to_owned()));
-        let plugin = nccl(Vec::new(), Some("/p.so"), environment.into_iter());
-        let set = plugin.set.iter().map(|s| (&*s.name, s.known));
-        assert_eq!(
-            set.collect::<Vec<_>>(),
-            [
-                ("DOORBELL_NCCL_LINK", true),
-                ("DOORBELL_NCCL_TIMEOUTS", false)
-            ]
-        );
-        let text = plugin.words();
-        assert!(
-            text.contains("TIMEOUTS=9 (environment): no such variable"),
-            "{text}"
-        );
-        assert!(!text.contains("NCCL_DEBUG"), "{text}");
     }
 
     /// The page names the same variables, both to set and to choose by.
     #[test]
     fn the_page_has_the_same_variables() {
         let page = include_str!("../../../docs/nccl.md");
-        for name in OWN {
+        let own = |name: &&str| name.starts_with("DOORBELL_NCCL_");
+        let known = doorbell::variables::VARIABLES.iter().map(|(name, _)| *name);
+        for name in known.clone().filter(own) {
             assert!(page.contains(&format!("| `{name}` |")), "{name}");
         }
         for row in page.lines().filter(|l| l.starts_with("| `DOORBELL_NCCL_")) {
-            assert!(OWN.iter().any(|name| row.contains(name)), "{row}");
+            assert!(known.clone().any(|name| row.contains(name)), "{row}");
         }
-        for (name, value) in nccl(Vec::new(), Some("p"), std::iter::empty()).variables {
+        for (name, value) in nccl(Vec::new(), Some("p")).variables {
             let value = if value == "p" { "" } else { &value };
             assert!(page.contains(&format!("{name}={value}")), "{name}");
         }

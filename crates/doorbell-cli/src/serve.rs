@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use doorbell::Acceptor;
 use doorbell::connect::{Caller, Knock, Refusal, RefusalKind};
-use doorbell::{Config, Device, GpuSelect};
+use doorbell::{Config, Device, GpuSelect, Setting, Source};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::Ended;
@@ -52,9 +52,7 @@ struct Server<'a> {
 /// Listens until a signal comes, or with `--once` until one client was served.
 pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
     let stop = on_signals()?;
-    if let Some(port) = &args.port {
-        try_port(args, port)?;
-    }
+    try_port(args)?;
     let mut acceptor = Acceptor::bind(args.listen.as_deref())?;
     let at = acceptor.address();
     say(&format!(
@@ -126,18 +124,38 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
     outcome.unwrap_or(Ok(Ended::Well))
 }
 
-/// A port that cannot be opened is said now, not to the first client.
-fn try_port(args: &ServeArgs, port: &str) -> Result<()> {
+/// What cannot be used of the settings, and a port that cannot be opened, is said now, not to the first client.
+fn try_port(args: &ServeArgs) -> Result<()> {
+    let config = crate::config::of(&args.device, args.port.as_deref(), None);
+    let settings = config.resolve()?;
+    let said = |name| {
+        let by = |s: &&Setting| s.name == name && s.source != Source::Default;
+        settings.explain().iter().any(|s| by(&s))
+    };
+    // With a port there are no clients of the other kind.
+    let only = args.port.as_deref().map(remote::link_of);
+    let roce = said("roce") && only != Some(Link::Verbs);
+    let verbs = said("verbs") && only != Some(Link::Roce);
+    if !roce && !verbs {
+        return Ok(());
+    }
     let config = Config {
         gpu: Some(GpuSelect::Host),
-        ..crate::config::of(&args.device, Some(port))
+        ..config
     };
     let device = Device::builder().config(config).open()?;
-    let offer = match remote::link_of(port) {
-        Link::Verbs => device.verbs_describe().map(drop),
-        _ => device.roce_offer().map(drop),
+    let opened = match (roce, verbs) {
+        (true, _) => device.roce_offer().map(drop),
+        _ => Ok(()),
     };
-    offer.with_context(|| format!("--port {port} cannot be opened"))
+    let opened = opened.and_then(|()| match verbs {
+        true => device.verbs_describe().map(drop),
+        false => Ok(()),
+    });
+    match &args.port {
+        Some(port) => opened.with_context(|| format!("--port {port} cannot be opened")),
+        None => Ok(opened?),
+    }
 }
 
 impl Server<'_> {
@@ -165,19 +183,17 @@ impl Server<'_> {
         let address = caller.peer().to_owned();
         let purpose = caller.introduction().greeting.purpose.clone();
         let at = caller.local_ip();
-        let port =
-            args.port
-                .clone()
-                .unwrap_or_else(|| match purpose.ends_with(remote::OVER_VERBS) {
-                    true => remote::device_at(at),
-                    false => port_at(at),
-                });
-        let config = crate::config::of(&args.device, Some(&port));
+        let usual = match purpose.ends_with(remote::OVER_VERBS) {
+            true => remote::device_at(at),
+            false => port_at(at),
+        };
+        let named = args.port.as_deref();
+        let config = crate::config::of(&args.device, named, Some(&usual));
         let bench = match Benches::new(config, None).and_then(|mut b| b.of_peer(&purpose)) {
             Ok(bench) => bench,
             Err(e) => return Err(turned_away(caller, e)),
         };
-        let link = remote::link_of(&port);
+        let link = remote::link_of(named.unwrap_or(&usual));
         // An RDMA device that cannot be used is told now. Only by this side: who dialled has a moment to greet, in which it opens nothing slow.
         if link == Link::Verbs
             && let Err(e) = bench.device.verbs_describe()

@@ -14,9 +14,20 @@ use crate::{Ended, WrongArguments};
 /// The file that every installation has, by which one is recognised.
 const MARK: &str = "lib/libdoorbell.so.0";
 
+/// The variable that names it.
+const HOME: &str = "DOORBELL_HOME";
+
+/// What is wrong with [`HOME`], if it says anything.
+pub(crate) fn check_home() -> Result<()> {
+    match std::env::var_os(HOME).filter(|h| !h.is_empty()) {
+        Some(_) => home().map(drop),
+        None => Ok(()),
+    }
+}
+
 /// The folder that has `lib/`, `include/` and `ptx/`.
 fn home() -> Result<PathBuf> {
-    if let Some(home) = std::env::var_os("DOORBELL_HOME") {
+    if let Some(home) = std::env::var_os(HOME).filter(|h| !h.is_empty()) {
         let home = PathBuf::from(home);
         if home.join(MARK).exists() {
             return Ok(home);

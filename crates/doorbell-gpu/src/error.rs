@@ -14,13 +14,13 @@ pub enum GpuError {
     BadSelection(String),
 
     /// A variable of the environment has a value that is none of those known.
-    #[error("{name}={value} is not understood: use one of {known}, or unset it")]
+    #[error("{name}={value} is not understood: give {known}, or unset it")]
     BadSetting {
         /// The variable.
         name: &'static str,
         /// Its value.
         value: String,
-        /// The values that are understood.
+        /// What may be given, in words that follow "give".
         known: &'static str,
     },
 

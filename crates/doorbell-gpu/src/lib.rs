@@ -47,6 +47,7 @@ pub type Keep = std::sync::Arc<dyn std::any::Any + Send + Sync>;
 
 pub use buffer::{Buffer, Registered};
 pub use copier::{Copier, CopierStats, CopyOp};
+pub use cuda::check_variables;
 pub use error::{GpuError, Result};
 pub use gpu::Gpu;
 pub use host::MAX_HOST_THREADS;

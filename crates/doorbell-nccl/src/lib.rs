@@ -34,3 +34,4 @@ pub use error::{
     SYSTEM_ERROR,
 };
 pub use handle::Handle;
+pub use settings::check_variable;

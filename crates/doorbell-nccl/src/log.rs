@@ -13,6 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 use crate::Result;
@@ -121,15 +122,28 @@ pub(crate) fn begin(logger: Logger) -> Result<()> {
     static BRIDGE: Once = Once::new();
     // A shared object has a tracing of its own, so nobody else's subscriber is in the way.
     BRIDGE.call_once(|| {
-        let level = match std::env::var("DOORBELL_LOG").as_deref() {
-            Ok("trace") => Level::TRACE,
-            Ok("debug") => Level::DEBUG,
-            Ok("info") => Level::INFO,
-            _ => Level::WARN,
-        };
-        let _ = tracing::subscriber::set_global_default(Bridge { level });
+        let asked = crate::settings::variable("DOORBELL_LOG").unwrap_or_default();
+        let level = level(&asked);
+        let _ = tracing::subscriber::set_global_default(Bridge {
+            level: level.unwrap_or(LevelFilter::WARN),
+        });
+        if level.is_none() {
+            tracing::warn!(
+                "DOORBELL_LOG={asked}: give off, error, warn, info, debug or trace; it is taken as warn"
+            );
+        }
     });
     Ok(())
+}
+
+/// What `DOORBELL_LOG` asks for here, where crates are not told apart.
+fn level(text: &str) -> Option<LevelFilter> {
+    match text.trim() {
+        "" => Some(LevelFilter::WARN),
+        // A number would be a level, too.
+        text if text.bytes().all(|b| b.is_ascii_alphabetic()) => text.parse().ok(),
+        _ => None,
+    }
 }
 
 /// A communicator ends.
@@ -223,7 +237,7 @@ fn call(logger: Logger, level: c_int, line: &CString) {
 
 /// Takes what Doorbell's crates trace.
 struct Bridge {
-    level: Level,
+    level: LevelFilter,
 }
 
 impl Subscriber for Bridge {
@@ -271,6 +285,21 @@ mod tests {
     use std::ffi::{CStr, c_char};
 
     use super::*;
+
+    #[test]
+    fn a_level_that_is_none_is_told() {
+        for (text, means) in [
+            ("", Some(LevelFilter::WARN)),
+            (" debug ", Some(LevelFilter::DEBUG)),
+            ("off", Some(LevelFilter::OFF)),
+            ("loud", None),
+            ("3", None),
+            ("doorbell_hca=debug", None),
+            ("\u{fffd}", None),
+        ] {
+            assert_eq!(level(text), means, "{text}");
+        }
+    }
 
     fn text(line: Option<(c_int, CString)>) -> String {
         let (_, line) = line.expect("a line");

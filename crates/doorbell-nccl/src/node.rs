@@ -62,7 +62,10 @@ impl Node {
             gpu: Some(select),
             // Who stands still for less than `DOORBELL_NCCL_ALIVE` fails nothing, by whatever link.
             patience: Some(settings.patience()),
-            roce: settings.roce_port(),
+            otherwise: doorbell::Otherwise {
+                roce: settings.roce_port(),
+                ..doorbell::Otherwise::default()
+            },
             ..doorbell::Config::default()
         };
         // NCCL's kernels run no engine while they wait, so somebody else must.

@@ -56,7 +56,7 @@ pub(crate) struct Settings {
     pub(crate) handler: Handler,
     /// The address at which ranks of other hosts find this one (`DOORBELL_NCCL_ADDR`).
     pub(crate) address: IpAddr,
-    /// That of RoCE packets, where it was said and `DOORBELL_ROCE` says nothing: packets find this host where its ranks are found.
+    /// That of RoCE packets, where it was said, unless `DOORBELL_ROCE` says more: packets find this host where its ranks are found.
     pub(crate) roce: Option<IpAddr>,
 }
 
@@ -66,8 +66,7 @@ const HANDLER: Handler = Handler::Producer;
 impl Settings {
     /// Reads the environment.
     pub(crate) fn read() -> Result<Self> {
-        // What is no text is no value that anybody knows, and is named as such.
-        Self::from(&|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+        Self::from(&variable)
     }
 
     /// How long the links bear a process that stands still: as long as the communicator does, and a moment more, so that the one that can say what
@@ -143,9 +142,7 @@ impl Settings {
             None => route(),
             Some(text) => match text.parse() {
                 Ok(ip) if is_own(ip) => {
-                    if get("DOORBELL_ROCE").is_none() {
-                        roce = Some(ip);
-                    }
+                    roce = Some(ip);
                     ip
                 }
                 _ => {
@@ -173,6 +170,29 @@ impl Settings {
             IpAddr::V6(ip) => format!("udp://[{ip}]"),
         })
     }
+}
+
+/// Whether a variable of this plug-in could have that value here, for whoever lists them; `None`: it looks at none of that name.
+pub fn check_variable(name: &str, value: &str) -> Option<Result<()>> {
+    const OWN: [&str; 6] = [
+        "DOORBELL_NCCL_ADDR",
+        "DOORBELL_NCCL_ALIVE",
+        "DOORBELL_NCCL_DEPTH",
+        "DOORBELL_NCCL_LINK",
+        "DOORBELL_NCCL_SIGNALS",
+        "DOORBELL_NCCL_TIMEOUT",
+    ];
+    if name == crate::v11::RELEASE {
+        return Some(crate::v11::said(Some(value.to_owned())).map(drop));
+    }
+    let alone = |asked: &str| (asked == name).then(|| value.to_owned());
+    OWN.contains(&name)
+        .then(|| Settings::from(&alone).map(drop))
+}
+
+/// What a variable says. What is no text is no value that anybody knows, and is named as such.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
 }
 
 /// Does exactly this host answer there?
@@ -245,14 +265,8 @@ mod tests {
         assert_eq!((said.link, said.signals), (LinkChoice::Roce, Place::Gpu));
         assert_eq!(said.handler, Handler::Record);
         assert_eq!(said.address, Ipv4Addr::new(127, 0, 0, 2));
-        // Packets too, unless something else is said of them.
+        // Packets too.
         assert_eq!(plain.roce_port(), None);
         assert_eq!(said.roce_port().as_deref(), Some("udp://127.0.0.2"));
-        let both = Settings::from(&|name| match name {
-            "DOORBELL_NCCL_ADDR" => Some("127.0.0.2".to_owned()),
-            "DOORBELL_ROCE" => Some("raw:eth1".to_owned()),
-            _ => None,
-        });
-        assert_eq!(both.expect("both").roce_port(), None);
     }
 }

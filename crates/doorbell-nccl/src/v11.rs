@@ -100,27 +100,32 @@ fn named(text: &str) -> Option<u32> {
         .then_some(10_000 * major + 100 * minor + patch)
 }
 
-/// Is that release one for this table?
-fn accept(found: Option<u32>, said: Option<String>) -> Result<()> {
-    let said = said.filter(|text| !text.is_empty());
-    let said = said.map(|text| {
+/// What [`RELEASE`] says.
+pub(crate) fn said(text: Option<String>) -> Result<Option<u32>> {
+    let text = text.filter(|text| !text.is_empty());
+    let said = text.map(|text| {
         named(&text).ok_or(Error::Variable {
             name: RELEASE,
             value: text,
             remedy: "give a release of NCCL, such as 2.28.9",
         })
     });
-    match found.or(said.transpose()?) {
+    said.transpose()
+}
+
+/// Is that release one for this table?
+fn accept(found: Option<u32>, text: Option<String>) -> Result<()> {
+    match found.or(said(text)?) {
         Some(release) if KNOWN.contains(&release) => Ok(()),
         Some(found) => Err(Error::Release { found }),
         None => Err(Error::UnknownRelease),
     }
 }
 
-const RELEASE: &str = "DOORBELL_NCCL_RELEASE";
+pub(crate) const RELEASE: &str = "DOORBELL_NCCL_RELEASE";
 
 unsafe extern "C" fn gin_init(ctx: *mut *mut c_void, _: u64, logger: Logger) -> Status {
-    let check = || accept(release(logger), std::env::var(RELEASE).ok());
+    let check = || accept(release(logger), crate::settings::variable(RELEASE));
     // SAFETY: NCCL's out parameter.
     unsafe { entry::begin(ctx, logger, check) }
 }

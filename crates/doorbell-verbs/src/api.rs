@@ -107,27 +107,28 @@ impl Verbs {
     /// # Errors
     /// [`VerbsError::NoLibrary`], [`VerbsError::Symbol`].
     pub fn load() -> Result<Self> {
-        let path = std::env::var(VARIABLE).ok().filter(|p| !p.is_empty());
-        Self::load_from(path.as_deref().unwrap_or(LIBRARY))
+        let path = std::env::var_os(VARIABLE).filter(|p| !p.is_empty());
+        Self::load_from(path.as_deref().unwrap_or(LIBRARY.as_ref()))
     }
 
     /// Loads the library of that name or path.
     ///
     /// # Errors
     /// As for [`Verbs::load`].
-    pub fn load_from(path: &str) -> Result<Self> {
+    pub fn load_from(path: impl AsRef<std::ffi::OsStr>) -> Result<Self> {
+        let (file, path) = (path.as_ref(), path.as_ref().display().to_string());
         // SAFETY: loading rdma-core runs its constructors, which register providers and nothing else. Who names another library
         // answers for it.
         let library =
-            unsafe { libloading::Library::new(path) }.map_err(|e| VerbsError::NoLibrary {
-                path: path.to_owned(),
+            unsafe { libloading::Library::new(file) }.map_err(|e| VerbsError::NoLibrary {
+                path: path.clone(),
                 reason: e.to_string(),
             })?;
         // SAFETY: the functions of libibverbs have had these signatures in every release.
-        let api = unsafe { Api::find(&library, path)? };
+        let api = unsafe { Api::find(&library, &path)? };
         Ok(Self(Arc::new(Loaded {
             api,
-            path: path.to_owned(),
+            path,
             efa: OnceLock::new(),
             library: Some(library),
         })))

@@ -15,131 +15,9 @@ use crate::faults::{self, Script};
 use crate::qp::Handler;
 use crate::{Error, Launched};
 
-/// Who runs the software HCA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HcaCores {
-    /// This many engine threads; queue pairs are spread over them.
-    Threads(u32),
-    /// Nobody of its own: whoever waits (a kernel thread of the host GPU, [`crate::Launch::wait`],
-    /// [`crate::Device::poll`]) runs the engine. For machines with few cores.
-    Caller,
-}
+mod values;
 
-impl FromStr for HcaCores {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "caller" | "0" => Ok(Self::Caller),
-            _ => match text.parse() {
-                Ok(n @ 1..=64) => Ok(Self::Threads(n)),
-                _ => Err("give a number of threads from 1 to 64, or `caller` (or 0)".to_owned()),
-            },
-        }
-    }
-}
-
-impl fmt::Display for HcaCores {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Threads(n) => write!(f, "{n}"),
-            Self::Caller => f.write_str("caller"),
-        }
-    }
-}
-
-/// What the engine does for foreign device code (which cannot be told of errors) when a QP fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
-    /// Error CQEs, and nothing else: loops that ignore errors spin until they are aborted.
-    #[default]
-    Report,
-    /// Raise the host error first, then let the kernel drain. What it drains is not data.
-    Release,
-}
-
-impl FromStr for OnError {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "report" => Ok(Self::Report),
-            "release" => Ok(Self::Release),
-            _ => Err("give `report` or `release`".to_owned()),
-        }
-    }
-}
-
-impl fmt::Display for OnError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Report => "report",
-            Self::Release => "release",
-        })
-    }
-}
-
-/// What the flight recorder keeps of each queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recorder {
-    /// Nothing.
-    Off,
-    /// So many of the latest events, a power of two from 32 to 1048576, in a file that survives the process.
-    On(u32),
-}
-
-impl Recorder {
-    /// The usual size of its rings.
-    pub const EVENTS: u32 = 1 << doorbell_hca::record::Recording::LOG_EVENTS;
-    /// Their size when a trace is asked for.
-    pub const TRACE: u32 = 1 << 13;
-}
-
-impl FromStr for Recorder {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match (text, text.parse::<u32>()) {
-            ("off", _) => Ok(Self::Off),
-            ("on", _) => Ok(Self::On(Self::EVENTS)),
-            (_, Ok(n)) if n.is_power_of_two() && (32..=1 << 20).contains(&n) => Ok(Self::On(n)),
-            _ => Err(
-                "give on, off, or how many events to keep of a queue pair: a power of two from 32 to 1048576".to_owned(),
-            ),
-        }
-    }
-}
-
-impl fmt::Display for Recorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::On(Self::EVENTS) => f.write_str("on"),
-            Self::On(n) => write!(f, "{n}"),
-        }
-    }
-}
-
-/// Where a value came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The program said so.
-    Argument,
-    /// The environment variable said so.
-    Variable,
-    /// Nobody said anything.
-    Default,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Argument => "argument",
-            Self::Variable => "environment",
-            Self::Default => "default",
-        })
-    }
-}
+pub use values::{HcaCores, OnError, Recorder, Source};
 
 /// One line of [`Settings::explain`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +77,19 @@ pub struct Config {
     pub fault: Option<String>,
     /// Which process of several this is, for rules with `rank=`; else as the launcher's variables say, else 0.
     pub rank: Option<u32>,
+    /// What takes the place of the usual defaults.
+    pub otherwise: Otherwise,
+}
+
+/// Defaults of a program that knows better than Doorbell's own: variables win over them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Otherwise {
+    /// Of [`Config::hca_cores`].
+    pub hca_cores: Option<HcaCores>,
+    /// Of [`Config::roce`].
+    pub roce: Option<String>,
+    /// Of [`Config::verbs`].
+    pub verbs: Option<String>,
 }
 
 /// What is put around a RoCE port.
@@ -255,6 +146,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Why a setting that a variable has cannot be used after all, which showed when it was; `None` if it is no variable's.
+    pub(crate) fn variable_fails(&self, name: &str, why: impl fmt::Display) -> Option<Error> {
+        let line = self.explained.iter().find(|l| l.name == name)?;
+        (line.source == Source::Variable).then(|| Error::Setting {
+            name: line.variable,
+            value: line.value.clone(),
+            origin: line.source,
+            remedy: format!("{why}; give another, or unset it"),
+        })
+    }
+
     /// Every setting with its value, where that came from, and why.
     pub fn explain(&self) -> &[Setting] {
         &self.explained
@@ -271,6 +173,9 @@ fn patient_code(time: Duration) -> Option<u8> {
     let code = (17..=31).find(lasts).unwrap_or(0);
     (code != 17).then_some(code)
 }
+
+/// What stands for what is no Unicode, as it is shown: names of files have it for nothing else.
+pub(crate) const NO_TEXT: char = char::REPLACEMENT_CHARACTER;
 
 /// Parses what a variable says, or explains what it may say.
 fn depth(text: &str) -> Result<u32, String> {
@@ -346,7 +251,15 @@ impl Resolver<'_> {
                 (value, Source::Argument, "")
             }
             (None, Some(text)) => match parse(&text) {
-                Ok(value) => (value, Source::Variable, ""),
+                Ok(value) if !text.contains(NO_TEXT) => (value, Source::Variable, ""),
+                Ok(_) => {
+                    return Err(Error::Setting {
+                        name: variable,
+                        value: text,
+                        origin: Source::Variable,
+                        remedy: "it is no Unicode text: give it as UTF-8".to_owned(),
+                    });
+                }
                 Err(remedy) => {
                     return Err(Error::Setting {
                         name: variable,
@@ -377,6 +290,7 @@ impl Resolver<'_> {
 impl Config {
     /// Adds the environment and the defaults. An unusable variable is an error, never ignored.
     pub fn resolve(&self) -> Result<Settings, Error> {
+        crate::variables::warn_of_near_misses();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // What is no Unicode cannot be right either, and is shown as far as it can be.
         self.resolve_with(cores, &|name| {
@@ -389,6 +303,8 @@ impl Config {
         cores: usize,
         lookup: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Settings, Error> {
+        // Whether or not the GPU in force has copies: a value is a mistake on every machine or on none.
+        doorbell_gpu::check_variables(lookup)?;
         let mut r = Resolver {
             lookup,
             lines: Vec::new(),
@@ -403,6 +319,10 @@ impl Config {
             |s| GpuSelect::from_str(s).map_err(|_| "give auto, host, cuda or cuda:N".to_owned()),
             |v| v.to_string(),
         )?;
+        const PROGRAM: &str = "as this program has it unless told otherwise";
+        fn otherwise<T: Clone>(own: &Option<T>, usual: (T, &'static str)) -> (T, &'static str) {
+            own.clone().map_or(usual, |own| (own, PROGRAM))
+        }
         // With one core an engine thread and a waiting kernel would take turns by the scheduler's clock.
         let (cores_default, cores_why) = if cores == 1 {
             (
@@ -422,7 +342,7 @@ impl Config {
                 "who runs the software HCA",
             ),
             self.hca_cores,
-            (cores_default, cores_why),
+            otherwise(&self.otherwise.hca_cores, (cores_default, cores_why)),
             HcaCores::from_str,
             |v| v.to_string(),
         )?;
@@ -518,13 +438,17 @@ impl Config {
         let roce = r.pick(
             ("roce", "DOORBELL_ROCE", "the port of RoCE packets"),
             self.roce.clone(),
-            (
-                "udp".to_owned(),
-                "a UDP socket needs no privileges; it is opened when first used",
+            otherwise(
+                &self.otherwise.roce,
+                (
+                    "udp".to_owned(),
+                    "a UDP socket needs no privileges; it is opened when first used",
+                ),
             ),
-            |text| match text.is_empty() {
-                false => Ok(text.to_owned()),
-                true => Err("give udp, udp://ADDR[:PORT], raw:IFNAME or dgram:LOCAL,REMOTE".into()),
+            |text| match crate::provider::roce_port(text) {
+                Ok(_) => Ok(text.to_owned()),
+                Err(Error::Setting { remedy, .. }) => Err(remedy),
+                Err(other) => Err(other.to_string()),
             },
             |v| v,
         )?;
@@ -535,9 +459,12 @@ impl Config {
                 "the RDMA device of queue pairs connected over verbs",
             ),
             self.verbs.clone(),
-            (
-                "auto".to_owned(),
-                "the first whose port is active; it is opened when first used",
+            otherwise(
+                &self.otherwise.verbs,
+                (
+                    "auto".to_owned(),
+                    "the first whose port is active; it is opened when first used",
+                ),
             ),
             |text| {
                 let device: Result<doorbell_hca::verbs::VerbsConfig, _> = text.parse();
@@ -611,7 +538,10 @@ impl Config {
         )?;
         Ok(Settings {
             fault,
-            rank: self.rank.or_else(|| Launched::rank_in(lookup)),
+            rank: match self.rank {
+                Some(rank) => Some(rank),
+                None => Launched::rank_in(lookup)?,
+            },
             roce,
             verbs,
             roce_mtu,

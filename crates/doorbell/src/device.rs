@@ -511,6 +511,7 @@ impl Drop for Inner {
         {
             let path = crate::config::for_this_process(&path);
             if let Err(e) = self.write_trace(&path) {
+                let e = self.settings.variable_fails("trace", &e).unwrap_or(e);
                 tracing::error!("{e}");
             }
         }

@@ -94,9 +94,12 @@ mod qp;
 mod rdma;
 pub mod report;
 mod signal;
+pub mod variables;
 
 pub use bootstrap::{Bootstrap, BootstrapError, Launched, Launcher, Meeting, Rendezvous};
-pub use config::{Config, HcaCores, OnError, Recorder, RoceWrap, Setting, Settings, Source};
+pub use config::{
+    Config, HcaCores, OnError, Otherwise, Recorder, RoceWrap, Setting, Settings, Source,
+};
 pub use connect::{Acceptor, Channel, ConnectError, Destination, Greeting, Line, Offer};
 pub use cpu::{CpuQp, CpuQueue, CpuRecvQueue};
 pub use device::{AsyncError, Device, DeviceBuilder, KernelNote};

@@ -28,7 +28,7 @@ impl Lab {
     /// Opens what the cases of `args`, and of others with the same GPU, link and kind of test, run on.
     pub(crate) fn open(args: &PerfArgs) -> Result<Self> {
         let second = Second::find(args)?;
-        let config = crate::config::of_perf(args, second.port(args).as_deref());
+        let config = crate::config::of_perf(args, second.port(args.link.kind).as_deref());
         let settings = config.resolve()?;
         let mut lab = Self {
             defaults: super::defaults(&settings),

@@ -102,12 +102,11 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     if let Some((own, _)) = pins {
         crate::pin::to(own)?;
     }
-    let port = match (&foreign, &args.link.port) {
-        (Some(foreign), None) => Some(foreign.port(args.link.kind)),
-        (Some(_), named) => named.clone(),
-        (None, _) => second.port(args),
+    let usual = match &foreign {
+        Some(foreign) => Some(foreign.port(args.link.kind)),
+        None => second.port(args.link.kind),
     };
-    let config = crate::config::of_perf(args, port.as_deref());
+    let config = crate::config::of_perf(args, usual.as_deref());
     if foreign.is_some() {
         cases = cases.into_iter().map(|c| perftest::case(args, c)).collect();
     }

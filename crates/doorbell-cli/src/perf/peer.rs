@@ -185,7 +185,7 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     if let Some(cpu) = args.pin {
         crate::pin::to(cpu)?;
     }
-    let mut config = crate::config::of(&args.device, args.roce.as_deref());
+    let mut config = crate::config::of(&args.device, args.roce.as_deref(), None);
     // For rules of fault scripts: the initiator is the first.
     config.rank = Some(1);
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;

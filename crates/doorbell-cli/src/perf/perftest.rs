@@ -118,8 +118,9 @@ impl Peer {
         let offer = bench.device.roce_offer()?;
         ensure!(
             offer.address.port() == ROCE_PORT,
-            "the port is at {}: perftest sends to UDP port {ROCE_PORT} and no other",
-            offer.address
+            "the port is at {}: perftest sends to UDP port {ROCE_PORT} and no other: give `{}` to --link roce: or DOORBELL_ROCE, or neither",
+            offer.address,
+            crate::foreign::port_at(offer.address.ip())
         );
         let path_mtu = self.talk.open(offer.path_mtu)?;
         let qps: Vec<Qp<Reset>> = queues::build(bench, case, 1)?;

@@ -78,13 +78,13 @@ impl Second {
         })
     }
 
-    /// The port to use when `--link` names none: at the address by which the other side is reached.
-    pub(crate) fn port(&self, args: &PerfArgs) -> Option<String> {
+    /// The port to use where nobody names one: at the address by which the other side is reached.
+    pub(crate) fn port(&self, kind: Link) -> Option<String> {
         let own = match self {
             Self::Called(line) | Self::Answering(line) => line.local_ip(),
             Self::None | Self::Child => None,
         };
-        port(args, own)
+        port(kind, own)
     }
 
     /// The partner that takes orders.
@@ -122,10 +122,10 @@ pub(crate) fn port_at(own: Option<IpAddr>) -> String {
 }
 
 /// The port of a second process on this host, where ours has the address `own`: packets of IPv4 and IPv6 do not meet.
-fn beside(ours: Option<&str>, own: IpAddr) -> String {
-    match ours {
-        Some(port) if !port.starts_with("udp") => LOCAL.to_owned(),
-        _ => port_at(Some(own)),
+fn beside(ours: &str, own: IpAddr) -> String {
+    match ours.starts_with("udp") {
+        true => port_at(Some(own)),
+        false => LOCAL.to_owned(),
     }
 }
 
@@ -240,16 +240,15 @@ fn child(args: &PerfArgs, bench: &Bench, pin: Option<usize>) -> Result<Partner> 
         words.push("--roce".into());
         words.push(
             beside(
-                args.link.port.as_deref(),
+                &bench.device.settings().roce,
                 bench.device.roce_offer()?.address.ip(),
             )
             .into(),
         );
     }
     if args.link.kind == Link::Verbs {
-        let port = args.link.port.clone().unwrap_or_else(|| device_at(None));
         words.push("--roce".into());
-        words.push(port.into());
+        words.push(format!("verbs:{}", bench.device.settings().verbs).into());
     }
     words.extend(args.device.fault.for_second().into_iter().map(Into::into));
     // A trace shows both, so both remember as much.
@@ -310,14 +309,13 @@ impl Orders for Over<'_> {
     }
 }
 
-/// The port to use: the one that `--link` names, else one at `own`, the address by which the other side is reached.
-fn port(args: &PerfArgs, own: Option<IpAddr>) -> Option<String> {
-    let found = match args.link.kind {
-        Link::Roce => port_at(own),
-        Link::Verbs => device_at(own),
-        Link::Loopback | Link::Shm => return None,
-    };
-    Some(args.link.port.clone().unwrap_or(found))
+/// A port at `own`, the address by which the other side is reached.
+fn port(kind: Link, own: Option<IpAddr>) -> Option<String> {
+    match kind {
+        Link::Roce => Some(port_at(own)),
+        Link::Verbs => Some(device_at(own)),
+        Link::Loopback | Link::Shm => None,
+    }
 }
 
 /// Rank 1: does as rank 0 says, and ends as it does.
@@ -325,8 +323,8 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
     if let Some(cpu) = pin {
         crate::pin::to(cpu)?;
     }
-    let port = port(args, line.local_ip());
-    let config = crate::config::of_perf(args, port.as_deref());
+    let usual = port(args.link.kind, line.local_ip());
+    let config = crate::config::of_perf(args, usual.as_deref());
     let bench: Rc<Bench> = Benches::new(config, None)?.of_peer(args.test.name())?;
     let greeting = greeting(&bench, args.link.kind, &args.remote.job, &purpose(args))?;
     let channel = line.answer(&greeting, args.timeout)?;

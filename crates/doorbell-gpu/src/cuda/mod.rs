@@ -36,6 +36,7 @@ use driver::Driver;
 use launch::Slots;
 use memops::MemOps;
 use policy::Policy;
+pub use policy::check_variables;
 
 pub(crate) use copier::How;
 pub(crate) use driver::DEFAULT_PATH;

@@ -79,7 +79,7 @@ impl Policy {
 
     /// From the environment, with a sentence about why it is not what was asked for, or what one would expect.
     pub(crate) fn of_environment() -> Result<(Self, Option<String>)> {
-        Self::of(|name| std::env::var(name).ok())
+        Self::of(variable)
     }
 
     fn of(var: impl Fn(&str) -> Option<String>) -> Result<(Self, Option<String>)> {
@@ -94,7 +94,7 @@ impl Policy {
                 return Err(GpuError::BadSetting {
                     name: VARIABLE,
                     value: value.to_owned(),
-                    known: "auto, engine, kernel",
+                    known: "auto, engine or kernel",
                 });
             }
         };
@@ -117,9 +117,23 @@ impl Policy {
     }
 }
 
+/// What is no Unicode is no value that anybody knows, and is shown as far as it can be.
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|v| v.to_string_lossy().into_owned())
+}
+
+/// Whether the variables of this crate can be used, whatever GPU there is.
+///
+/// # Errors
+/// [`GpuError::BadSetting`].
+pub fn check_variables(lookup: &dyn Fn(&str) -> Option<String>) -> Result<()> {
+    Policy::of(lookup)?;
+    stay(lookup).map(drop)
+}
+
 /// How long the kernel stays after a job, with a sentence about it if it is not what one would expect.
 pub(crate) fn stay_of_environment() -> Result<(Duration, Option<String>)> {
-    stay(|name| std::env::var(name).ok())
+    stay(variable)
 }
 
 fn stay(var: impl Fn(&str) -> Option<String>) -> Result<(Duration, Option<String>)> {
@@ -149,7 +163,7 @@ fn stay(var: impl Fn(&str) -> Option<String>) -> Result<(Duration, Option<String
         _ => Err(GpuError::BadSetting {
             name: STAY,
             value,
-            known: "microseconds from 0, at once, to 10000",
+            known: "microseconds, from 0 (it leaves at once) to 10000",
         }),
     }
 }

@@ -73,10 +73,11 @@ impl Found {
     /// # Safety
     /// `verbs` is libibverbs.
     pub(crate) unsafe fn load(verbs: &libloading::Library) -> Result<Self, String> {
-        let path = std::env::var(VARIABLE).ok().filter(|p| !p.is_empty());
-        let path = path.as_deref().unwrap_or(LIBRARY);
+        let path = std::env::var_os(VARIABLE).filter(|p| !p.is_empty());
+        let file = path.as_deref().unwrap_or(LIBRARY.as_ref());
+        let path = file.display();
         // SAFETY: loading libefa runs its constructor, which registers a driver and nothing else. Who names another library answers for it.
-        let library = unsafe { libloading::Library::new(path) }
+        let library = unsafe { libloading::Library::new(file) }
             .map_err(|e| format!("{path} cannot be loaded ({e})"))?;
         let missing = |symbol: &str| format!("{path} or libibverbs has no function {symbol}");
         macro_rules! find {

@@ -18,6 +18,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{Bootstrap, BootstrapError, Rendezvous, Result};
+use crate::config::NO_TEXT;
 
 /// Ports that are derived from a job's name: below those that systems hand out by themselves.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
@@ -102,6 +103,28 @@ impl Launched {
         lookup: Lookup<'_>,
     ) -> Result<Option<Self>> {
         let vars = Vars { lookup, parent };
+        // A mistake here is one whoever started this process.
+        let chosen = match (rendezvous, vars.get("DOORBELL_RENDEZVOUS")) {
+            (Some(at), _) => Some(at.clone()),
+            (None, Some(text)) => match text.parse() {
+                Ok(at) if !text.contains(NO_TEXT) => Some(at),
+                _ => {
+                    return Err(BootstrapError::Variable {
+                        name: "DOORBELL_RENDEZVOUS",
+                        value: text,
+                        remedy: "give tcp:HOST:PORT, HOST being rank 0's, or unix:PATH",
+                    });
+                }
+            },
+            (None, None) => None,
+        };
+        if let Some(value) = vars.get("DOORBELL_JOB").filter(|job| job.contains(NO_TEXT)) {
+            return Err(BootstrapError::Variable {
+                name: "DOORBELL_JOB",
+                value,
+                remedy: "give a name of ASCII letters, digits, -, _ and .",
+            });
+        }
         let told = [by_hand, open_mpi, pmi, torchrun, slurm]
             .into_iter()
             .find_map(|ask| ask(&vars).transpose())
@@ -122,11 +145,6 @@ impl Launched {
             return Ok(None);
         }
         let one_host = told.local_world == Some(told.world);
-        let chosen = match (rendezvous, vars.get("DOORBELL_RENDEZVOUS")) {
-            (Some(at), _) => Some(at.clone()),
-            (None, Some(text)) => Some(text.parse()?),
-            (None, None) => None,
-        };
         let rendezvous = match (chosen, told.far) {
             (Some(at), _) => at,
             (None, _) if one_host => Rendezvous::Unix(socket(&told.job)),
@@ -149,16 +167,16 @@ impl Launched {
     }
 
     /// The rank alone, as the environment has it; nothing is met.
-    pub(crate) fn rank_in(lookup: Lookup<'_>) -> Option<u32> {
+    pub(crate) fn rank_in(lookup: Lookup<'_>) -> Result<Option<u32>> {
         let vars = Vars { lookup, parent: 0 };
-        // Who only wants to be named needs no more than this.
-        let by_name = vars.number("DOORBELL_RANK").ok().flatten();
-        by_name.or_else(|| {
+        // Who only wants to be named needs no more than this. Other launchers' variables may be anything.
+        let by_name = vars.number("DOORBELL_RANK")?;
+        Ok(by_name.or_else(|| {
             [open_mpi, pmi, torchrun, slurm]
                 .into_iter()
                 .find_map(|ask| ask(&vars).ok().flatten())
                 .map(|told| told.rank)
-        })
+        }))
     }
 
     /// Meets the other ranks.
@@ -194,7 +212,11 @@ impl Vars<'_> {
         };
         match value.trim().parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => Err(BootstrapError::Variable { name, value }),
+            Err(_) => Err(BootstrapError::Variable {
+                name,
+                value,
+                remedy: "it is not a number: the launcher, or whoever set it, made a mistake",
+            }),
         }
     }
 
@@ -568,7 +590,10 @@ mod tests {
             ("DOORBELL_WORLD", "2"),
             ("DOORBELL_RENDEZVOUS", "nowhere"),
         ];
-        assert!(matches!(detect(&hand), Err(BootstrapError::Address { .. })));
+        assert!(matches!(
+            detect(&hand),
+            Err(BootstrapError::Variable { .. })
+        ));
         assert!(matches!(
             detect(&hand[..2]),
             Err(BootstrapError::NoRendezvous { .. })

@@ -57,13 +57,15 @@ pub enum BootstrapError {
         /// Number of ranks.
         world: u32,
     },
-    /// A launcher's variable that is no number.
-    #[error("{name}={value:?} is not a number: the launcher, or whoever set it, made a mistake")]
+    /// A variable of a launcher, or by hand, that cannot be used.
+    #[error("{name}={value:?} cannot be used: {remedy}")]
     Variable {
         /// The variable.
         name: &'static str,
         /// Its value.
         value: String,
+        /// What may be given.
+        remedy: &'static str,
     },
     /// Several hosts, and nobody says where the ranks meet.
     #[error(

@@ -66,6 +66,7 @@ fn what_is_printed_parses_back_to_the_same_settings() {
         roce_timeout: Some(14),
         roce_retry: Some(2),
         roce_wrap: RoceWrap::default(),
+        otherwise: Otherwise::default(),
     };
     let a = with(&c, &[]).unwrap();
     let printed: Vec<(&str, &str)> = a

@@ -7,10 +7,10 @@ use doorbell_hca::roce::transport::{Config, Mtu};
 use doorbell_hca::roce::{
     FaultSpec, PortConfig, PortError, PortKind, RocePort, RoceReceiver, RoceTarget as Target,
 };
-use doorbell_hca::{Access, Hca};
+use doorbell_hca::{Access, Hca, HcaError};
 use doorbell_wire::roce::{Psn, Transport};
 
-use crate::config::{RoceWrap, Settings};
+use crate::config::Settings;
 use crate::connect::{LONG_MTU, Offer, RoceTarget};
 use crate::{Error, Result};
 
@@ -25,35 +25,28 @@ const FOREIGN_WINDOW: u32 = 64;
 
 /// How ports are opened, and those that are open.
 pub(super) struct RoceSettings {
-    port: String,
-    path_mtu: Option<u16>,
-    ack_timeout: u8,
-    retry_count: u8,
-    wrap: RoceWrap,
+    settings: Settings,
     open: Mutex<Vec<(usize, RocePort)>>,
 }
 
 impl RoceSettings {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
-            port: settings.roce.clone(),
-            path_mtu: settings.roce_mtu,
-            ack_timeout: settings.roce_timeout,
-            retry_count: settings.roce_retry,
-            wrap: settings.roce_wrap.clone(),
+            settings: settings.clone(),
             open: Mutex::default(),
         }
     }
 
     fn config(&self) -> Result<PortConfig> {
-        let mut config = port_config(&self.port)?;
-        if let Some(pcap) = &self.wrap.pcap {
+        let wrap = &self.settings.roce_wrap;
+        let mut config = port_config(&self.settings.roce)?;
+        if let Some(pcap) = &wrap.pcap {
             config.pcap = Some(pcap.clone());
         }
-        if let Some(fault) = &self.wrap.fault {
+        if let Some(fault) = &wrap.fault {
             config.faults = Some(faults(fault)?);
         }
-        config.trace |= self.wrap.trace;
+        config.trace |= wrap.trace;
         Ok(config)
     }
 
@@ -71,23 +64,30 @@ impl RoceSettings {
 
     /// What a core's port can do; opens it.
     pub(super) fn offer(&self, hca: &Hca, core: usize) -> Result<Offer> {
-        let port = hca.open_roce(core, &self.config()?)?;
+        let settings = &self.settings;
+        let port = hca.open_roce(core, &self.config()?).map_err(|e| {
+            match &e {
+                HcaError::BadConfig { what } => settings.variable_fails("roce", what),
+                _ => None,
+            }
+            .unwrap_or_else(|| e.into())
+        })?;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if !open.iter().any(|(at, _)| *at == core) {
             open.push((core, port.clone()));
         }
         Ok(Offer {
             address: port.local,
-            path_mtu: self.path_mtu.unwrap_or(u16::MAX).min(port.path_mtu),
+            path_mtu: settings.roce_mtu.unwrap_or(u16::MAX).min(port.path_mtu),
             max_rd_atomic: READS,
             max_dest_rd_atomic: READS,
-            ack_timeout: self.ack_timeout,
-            retry_count: self.retry_count,
+            ack_timeout: settings.roce_timeout,
+            retry_count: settings.roce_retry,
             rnr_retry: 7,
             min_rnr_timer: 12,
             segments: port.segments,
             light: port.light,
-            long: port.long && self.path_mtu.is_none(),
+            long: port.long && settings.roce_mtu.is_none(),
         })
     }
 

@@ -13,10 +13,7 @@ use crate::{Error, Result, Source};
 
 /// Which device, and how connections are made; what is open.
 pub(super) struct VerbsSettings {
-    text: String,
-    mtu: u16,
-    timeout: u8,
-    retry: u8,
+    settings: Settings,
     library: OnceLock<Verbs>,
     open: Mutex<Option<Arc<VerbsPort>>>,
 }
@@ -24,11 +21,7 @@ pub(super) struct VerbsSettings {
 impl VerbsSettings {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
-            text: settings.verbs.clone(),
-            mtu: settings.roce_mtu.unwrap_or(4096),
-            timeout: settings.roce_timeout,
-            // soft-RoCE takes 7 for "without end", as all do where no receive is posted; its peers that are gone would never be missed.
-            retry: settings.roce_retry.min(6),
+            settings: settings.clone(),
             library: OnceLock::new(),
             open: Mutex::default(),
         }
@@ -49,14 +42,17 @@ impl VerbsSettings {
             return Ok(Arc::clone(port));
         }
         let library = self.library()?;
-        let port = hca.open_verbs(library, &self.config(library)?)?;
+        let port = self
+            .config(library)
+            .and_then(|c| Ok(hca.open_verbs(library, &c)?));
+        let port = port.map_err(|e| self.settings.variable_fails("verbs", &e).unwrap_or(e))?;
         *open = Some(Arc::clone(&port));
         Ok(port)
     }
 
     fn config(&self, library: &Verbs) -> Result<VerbsConfig> {
-        let mut config = port(&self.text)?;
-        config.mtu = self.mtu;
+        let mut config = port(&self.settings.verbs)?;
+        config.mtu = self.settings.roce_mtu.unwrap_or(4096);
         if config.device == "auto" {
             config.device = choose(library, &config).map_err(HcaError::from)?;
         }
@@ -109,8 +105,9 @@ pub(super) fn target(settings: &VerbsSettings, target: &VerbsTarget, psn: u32) -
         peer: target.peer,
         sq_psn: psn,
         rq_psn: target.psn,
-        timeout: settings.timeout,
-        retry: settings.retry,
+        timeout: settings.settings.roce_timeout,
+        // soft-RoCE takes 7 for "without end", as all do where no receive is posted; its peers that are gone would never be missed.
+        retry: settings.settings.roce_retry.min(6),
         rnr_retry: 7,
         min_rnr_timer: 12,
     }
