@@ -77,9 +77,19 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
 }
 
 fn mem_total(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    meminfo_bytes(meminfo, "MemTotal:")
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.starts_with(name))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
+    kib.checked_mul(1024)
+}
+
+/// Bytes that programs can have now without swapping, and no more than this process's cgroups allow it.
+pub(crate) fn memory_available() -> Option<u64> {
+    let free = meminfo_bytes(&read("/proc/meminfo")?, "MemAvailable:");
+    free.into_iter().chain(Machine::read().memory_limit).min()
 }
 
 /// Version of the NVIDIA kernel driver, as it says itself.
@@ -142,7 +152,10 @@ mod tests {
             Some("Some CPU @ 2")
         );
         assert_eq!(mem_total("MemTotal:  2 kB\nMemFree: 1 kB\n"), Some(2048));
+        let free = meminfo_bytes("MemTotal: 9 kB\nMemAvailable: 2 kB\n", "MemAvailable:");
+        assert_eq!(free, Some(2048));
         let machine = Machine::read();
+        assert!(memory_available() <= machine.memory_bytes);
         assert!(machine.cpus >= 1);
         assert!(machine.kernel.is_some());
     }

@@ -186,7 +186,7 @@ pub(crate) fn complain(line: &str) {
 }
 
 /// Text in which something is that a user, a peer or a file gave: a terminal is to be told of it, not steered.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c.is_control() && !matches!(c, '\n' | '\t') {

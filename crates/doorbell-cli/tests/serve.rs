@@ -185,6 +185,44 @@ fn a_client_that_is_interrupted_leaves_a_server_that_serves() {
 }
 
 #[test]
+fn a_client_that_asks_for_more_memory_than_there_is_for_it_is_told() {
+    let (server, at) = Running::serve("--memory 24M");
+    let args = "put-bw --size 32M --iters 1";
+    let (status, said) = client(&at, args).end_within(common::PATIENCE);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("25,165,824 together") && said.contains("raise its --memory"),
+        "{said}"
+    );
+    server.wait_for("client 1: the initiator gave up");
+    client(&at, "put-bw --size 16M --iters 1").succeed_within(common::PATIENCE);
+}
+
+/// Filling gibibytes takes seconds, in which neither a signal nor the other side is kept waiting.
+#[test]
+fn a_large_window_keeps_nobody_waiting() {
+    let (mut server, at) = Running::serve("--memory 2G --timeout 60");
+    let large = "put-bw --size 512M --iters 1 --timeout 60";
+    for end in ["client", "server"] {
+        let mut client = client(&at, large);
+        let number = if end == "client" { 1 } else { 2 };
+        server.wait_for(&format!("client {number}: negotiated"));
+        match end {
+            "client" => {
+                client.signal("-KILL");
+                server.wait_for("client 1: it went without a word");
+            }
+            _ => {
+                server.signal("-TERM");
+                server.succeed_within(SLACK);
+                let (_, said) = client.end_within(SLACK);
+                assert!(said.contains("told to end, by a signal"), "{said}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_fixed_pair_of_udp_ports() {
     let (server, at) = Running::serve("--port udp://127.0.0.1:47911");
     let args = format!("perf put-bw --quick --link roce:udp://127.0.0.1:47912 --connect {at}");

@@ -133,6 +133,10 @@ pub(crate) struct ServeArgs {
     /// Clients at a time; others are told to come later
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), default_value = "16")]
     pub(crate) clients: u32,
+    /// Memory that clients get together; who asks for more is refused. K, M and G are taken
+    /// [default: half of what is free when the server starts]
+    #[arg(long, value_name = "BYTES", value_parser = lists::bytes)]
+    pub(crate) memory: Option<u64>,
     /// Give up when no client comes for this many seconds [default: wait for ever]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds)]
     pub(crate) wait: Option<Duration>,

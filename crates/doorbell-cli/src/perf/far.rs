@@ -86,8 +86,8 @@ impl<'a> Far<'a> {
         Ok(match partner {
             None => Self::Here(Side::new(&bench.pd, &bench.device, spec)?),
             Some(partner) => {
-                let reach = partner.ask("make its memory", &Order::Side(*spec))?;
-                Self::There(reach, partner)
+                let reach: Reach = partner.ask("make its memory", &Order::Side(*spec))?;
+                Self::There(reach.of(spec.layout.total())?, partner)
             }
         })
     }

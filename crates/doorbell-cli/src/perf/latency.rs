@@ -22,7 +22,7 @@ use super::pace::Pace;
 use super::pipe::Partner;
 use super::plan::Case;
 use super::running::{DEADLINE, Statuses, Watch, first_failure};
-use super::side::{Reach, Side, SideSpec};
+use super::side::{Reach, Side, SideSpec, on};
 use super::tally::{Measured, Tally};
 use super::{Context, counters, queues};
 use crate::args::{Link, Place, Test};
@@ -289,7 +289,10 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             let remote = far.reach();
             (Some(far), remote)
         }
-        Some(partner) => (None, partner.ask("make its end", &Order::End(spec))?),
+        Some(partner) => {
+            let there: Reach = partner.ask("make its end", &Order::End(spec))?;
+            (None, there.of(near.total())?)
+        }
     };
     let abroad = near.abroad()?;
     let result = launches(context, case, tally, |_, number, n, tally| {
@@ -304,9 +307,9 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             other: abroad,
         };
         // The words that ends wait for count from 1 in every launch.
-        near.paint(&order, 0)?;
+        near.paint(&order, 0, &mut on)?;
         if let Some(far) = &far {
-            far.paint(&order, 1)?;
+            far.paint(&order, 1, &mut on)?;
         }
         let first = end_params(
             &near,
@@ -355,9 +358,9 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
         meter.stop(partner.as_mut(), &mut tally.cpu)?;
         tally.seconds += took.as_secs_f64();
         samples.collect(n, 2, &mut tally.samples)?;
-        near.verify(&order, 0, tally)?;
+        near.verify(&order, 0, tally, &mut on)?;
         match (&far, &mut partner) {
-            (Some(far), _) => far.verify(&order, 1, tally)?,
+            (Some(far), _) => far.verify(&order, 1, tally, &mut on)?,
             (None, Some(partner)) => {
                 let faults: Faults = partner.ask("play its end", &Order::Played)?;
                 faults.add_to(tally);

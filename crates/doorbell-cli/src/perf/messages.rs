@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use doorbell::QpHandle;
 use doorbell_gpu::Dims;
 use doorbell_kernels::params::{self, message_flags};
@@ -46,6 +46,26 @@ pub(crate) struct EchoOrder {
 }
 
 impl EchoOrder {
+    /// Is it one for windows of this layout? Its numbers may be another process's.
+    pub(crate) fn fits(&self, own: &Layout) -> Result<()> {
+        let Self {
+            size,
+            places,
+            layout,
+            ..
+        } = *self;
+        let bytes = size.checked_mul(places);
+        ensure!(
+            layout == *own && bytes.is_some_and(|bytes| bytes <= own.window),
+            "{places} messages of {size} bytes into memory that was made for others"
+        );
+        ensure!(
+            size > 0 && places.is_power_of_two() && u32::try_from(places - 1).is_ok(),
+            "{places} places for messages of {size} bytes: a power of two of them, of a byte at least"
+        );
+        Ok(())
+    }
+
     /// Starts the kernel that receives.
     ///
     /// # Safety

@@ -17,6 +17,7 @@ pub(crate) mod lab;
 mod latency;
 mod messages;
 mod pace;
+mod patience;
 pub(crate) mod peer;
 mod perftest;
 pub(crate) mod pipe;
@@ -30,6 +31,7 @@ mod report;
 mod running;
 mod side;
 pub(crate) mod tally;
+pub(crate) mod terms;
 
 use std::path::Path;
 

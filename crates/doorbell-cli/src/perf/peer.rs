@@ -21,10 +21,17 @@ use super::latency::{PlayOrder, alone, end_params};
 use super::messages::{EchoOrder, Echoing};
 use super::pipe::Answer;
 use super::running::{Running, Statuses, Watch, first_failure};
-use super::side::Side;
+use super::side::{PIECE, Side, SideSpec};
 use super::tally::Tally;
+use super::terms::{Share, Terms};
 use crate::args::PeerArgs;
 use crate::cputime::CpuClock;
+
+mod work;
+use work::Work;
+
+#[cfg(test)]
+mod tests;
 
 /// What the orders have made so far.
 struct State<'b> {
@@ -33,12 +40,17 @@ struct State<'b> {
     echoing: Option<Echoing<'b>>,
     bench: &'b Bench,
     timeout: Duration,
+    terms: &'b Terms,
     sessions: HashMap<u32, Peer>,
     side: Option<Side>,
     end: Option<End>,
     qps: Vec<Qp>,
     export: Option<Export>,
     clock: Option<CpuClock>,
+    /// What the windows, the end and the queue pairs take. Given back last.
+    side_share: Option<Share>,
+    end_share: Option<Share>,
+    qp_shares: Vec<Share>,
 }
 
 /// An end that is being played.
@@ -57,7 +69,7 @@ pub(crate) trait Orders {
     /// Answers it; `false` when there is nobody to tell.
     fn answer(&mut self, answer: Vec<u8>) -> bool;
 
-    /// An error ends what is being done, such as playing an end.
+    /// An error ends what is being done, such as playing an end or filling memory.
     fn interrupted(&self) -> Result<()>;
 
     /// Why there are no more orders, if more is known than that the initiator is gone.
@@ -134,6 +146,12 @@ const NAP: Duration = Duration::from_micros(100);
 /// Without work for so long, naps begin.
 const SPIN: Duration = Duration::from_millis(2);
 const HOUR: Duration = Duration::from_secs(3600);
+/// Bytes that are read for the initiator at a time: answers are short.
+const MOST_READ: u64 = PIECE as u64;
+/// A queue pair at most, beside its slots and receives.
+const QP_BYTES: u64 = 256 << 10;
+/// A slot of its queue, and of its completion queue; a receive.
+const SLOT_BYTES: u64 = 128;
 /// Between two looks whether the threads that run the engine have ended: what the other side repeats meanwhile waits for so long.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -189,18 +207,20 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     // For rules of fault scripts: the initiator is the first.
     config.rank = Some(1);
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
-    session(&bench, args.timeout, &mut Stdio).map(drop)
+    session(&bench, args.timeout, &Terms::own(), &mut Stdio).map(drop)
 }
 
 /// Does what is ordered until there are no more orders.
 pub(crate) fn session(
     bench: &Bench,
     timeout: Duration,
+    terms: &Terms,
     orders: &mut dyn Orders,
 ) -> Result<Parting> {
     let mut state = State {
         bench,
         timeout,
+        terms,
         sessions: HashMap::new(),
         side: None,
         end: None,
@@ -209,6 +229,9 @@ pub(crate) fn session(
         playing: None,
         echoing: None,
         clock: None,
+        side_share: None,
+        end_share: None,
+        qp_shares: Vec::new(),
     };
     let outcome = attend(&mut state, orders);
     // Said before the regions go, by whose end the initiator's requests fail.
@@ -233,7 +256,7 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
         let order: Order = serde_json::from_slice(&text).with_context(|| {
             format!(
                 "`{}` is not an order: this side is for `doorbell perf`",
-                String::from_utf8_lossy(text.trim_ascii())
+                beginning(&text)
             )
         })?;
         if let Order::Goodbye { well } = order {
@@ -264,6 +287,17 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
     Ok(Parting::Lost(how.unwrap_or_else(|| gone(told))))
 }
 
+/// Of a message that is none, for a human: it may have megabytes.
+pub(crate) fn beginning(message: &[u8]) -> String {
+    const SHOWN: usize = 200;
+    let text = message.trim_ascii();
+    let cut = String::from_utf8_lossy(&text[..text.len().min(SHOWN)]);
+    match text.len() > SHOWN {
+        true => format!("{cut}… ({} bytes)", text.len()),
+        false => cut.into_owned(),
+    }
+}
+
 fn ok<T: Serialize>(answer: T) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&Answer::Ok(answer))?)
 }
@@ -284,23 +318,66 @@ impl State<'_> {
         Turn::of(device)
     }
 
-    fn obey(&mut self, order: Order, orders: &dyn Orders) -> Result<Vec<u8>> {
+    /// While a kernel uses queue pairs and memory, they stay as they are.
+    fn is_possible(&self, order: &Order) -> Result<()> {
+        let during = match order {
+            Order::ClockStart
+            | Order::ClockStop
+            | Order::Counters
+            | Order::Gpu
+            | Order::Played
+            | Order::Echoed
+            | Order::Goodbye { .. } => true,
+            Order::Dial { .. }
+            | Order::Side(_)
+            | Order::End(_)
+            | Order::Connect { .. }
+            | Order::Paint(_)
+            | Order::Verify(_)
+            | Order::Sabotage
+            | Order::Read { .. }
+            | Order::Play(_)
+            | Order::Echo(_)
+            | Order::Clear => false,
+        };
+        ensure!(
+            during || (self.playing.is_none() && self.echoing.is_none()),
+            "an end is being played here: its end is to be waited for first"
+        );
+        Ok(())
+    }
+
+    /// Memory for `spec`, if this process gives so much.
+    fn share(&self, spec: &SideSpec) -> Result<Share> {
+        if spec.shared {
+            self.terms.one_host()?;
+        }
+        self.terms.take(spec.total()?)
+    }
+
+    fn obey(&mut self, order: Order, orders: &mut dyn Orders) -> Result<Vec<u8>> {
+        self.is_possible(&order)?;
         match order {
             Order::Dial { session, address } => {
+                self.terms.one_host()?;
                 let peer = self.bench.device.dial(&address, self.timeout)?;
                 self.sessions.insert(session, peer);
                 ok(())
             }
             Order::Side(spec) => {
+                (self.side, self.side_share) = (None, None);
+                let share = self.share(&spec)?;
                 let side = Side::new(&self.bench.pd, &self.bench.device, &spec)?;
                 let reach = side.abroad()?;
-                self.side = Some(side);
+                (self.side, self.side_share) = (Some(side), Some(share));
                 ok(reach)
             }
             Order::End(spec) => {
+                (self.end, self.end_share) = (None, None);
+                let share = self.share(&spec.side()?)?;
                 let end = End::new(self.bench, &spec)?;
                 let reach = end.abroad()?;
-                self.end = Some(end);
+                (self.end, self.end_share) = (Some(end), Some(share));
                 ok(reach)
             }
             Order::Connect {
@@ -309,10 +386,22 @@ impl State<'_> {
                 receives,
                 endpoints,
             } => ok(self.connect(over, depth, receives, &endpoints)?),
-            Order::Paint(picture) => ok(self.side()?.paint(&picture)?),
-            Order::Verify(picture) => ok(self.side()?.verify(&picture)?),
+            Order::Paint(picture) => {
+                let mut work = Work::new(orders);
+                ok(self.side()?.paint_by(&picture, &mut || work.step())?)
+            }
+            Order::Verify(picture) => {
+                let mut work = Work::new(orders);
+                ok(self.side()?.verify_by(&picture, &mut || work.step())?)
+            }
             Order::Sabotage => ok(self.side()?.sabotage()?),
-            Order::Read { offset, len } => ok(self.side()?.read(offset, len)?),
+            Order::Read { offset, len } => {
+                ensure!(
+                    len <= MOST_READ,
+                    "{len} bytes to be read at a time: at most {MOST_READ}"
+                );
+                ok(self.side()?.read(offset, len)?)
+            }
             Order::ClockStart => {
                 self.clock = Some(CpuClock::start());
                 ok(())
@@ -325,7 +414,7 @@ impl State<'_> {
                     .elapsed();
                 ok(cpu.as_nanos() as u64)
             }
-            Order::Play(order) => ok(self.play(*order)?),
+            Order::Play(order) => ok(self.play(*order, orders)?),
             Order::Played => ok(self.played(orders)?),
             Order::Echo(order) => ok(self.echo(&order)?),
             Order::Echoed => ok(self.echoed(orders)?),
@@ -336,8 +425,9 @@ impl State<'_> {
             Order::Clear => {
                 self.export = None;
                 self.qps.clear();
-                self.side = None;
-                self.end = None;
+                (self.side, self.end) = (None, None);
+                (self.side_share, self.end_share) = (None, None);
+                self.qp_shares.clear();
                 ok(())
             }
         }
@@ -354,6 +444,9 @@ impl State<'_> {
         receives: u32,
         endpoints: &[Vec<u8>],
     ) -> Result<Vec<Vec<u8>>> {
+        let each = (u64::from(depth) + u64::from(receives)) * SLOT_BYTES + QP_BYTES;
+        let share = self.terms.take(each * endpoints.len() as u64)?;
+        self.qp_shares.push(share);
         let builder = self.bench.pd.qp().depth(depth).cq(CqKind::Collapsed);
         let builder = builder.receive_queue(receives);
         let mut own = Vec::new();
@@ -394,11 +487,7 @@ impl State<'_> {
     fn echo(&mut self, order: &EchoOrder) -> Result<()> {
         let handle = self.handle()?;
         let side = self.side()?;
-        ensure!(
-            order.layout == *side.layout(),
-            "messages of {} bytes into memory that was made for others",
-            order.size
-        );
+        order.fits(side.layout())?;
         let statuses = Statuses::new(self.bench, 1)?;
         let (reach, status) = (side.reach(), statuses.addr());
         // SAFETY: queue, memory and status are of this bench and stay until the launch was waited for (`echoed`), or it is
@@ -408,17 +497,19 @@ impl State<'_> {
         Ok(())
     }
 
-    fn echoed(&mut self, orders: &dyn Orders) -> Result<()> {
+    fn echoed(&mut self, orders: &mut dyn Orders) -> Result<()> {
         let echoing = self.echoing.take().context("nothing is being received")?;
-        echoing.finish(&self.qps, self.timeout, &mut |_| orders.interrupted())
+        let mut watch = Work::new(orders).watch();
+        echoing.finish(&self.qps, self.timeout, &mut watch)
     }
 
-    fn play(&mut self, order: PlayOrder) -> Result<()> {
+    fn play(&mut self, order: PlayOrder, orders: &mut dyn Orders) -> Result<()> {
         let end = self.end.as_ref().context("there is no end to play yet")?;
         end.takes(&order)?;
         let handle = self.handle()?;
         let end = self.end.as_ref().context("there is no end to play yet")?;
-        end.paint(&order, 1)?;
+        let mut work = Work::new(orders);
+        end.paint(&order, 1, &mut || work.step())?;
         let statuses = Statuses::new(self.bench, 1)?;
         let params = end_params(end, handle, &order.other, 0, statuses.addr());
         let params = alone(&order, 1, params);
@@ -436,53 +527,18 @@ impl State<'_> {
         Ok(())
     }
 
-    fn played(&mut self, orders: &dyn Orders) -> Result<Faults> {
+    fn played(&mut self, orders: &mut dyn Orders) -> Result<Faults> {
         let playing = self.playing.take().context("nothing is being played")?;
         playing.running.finish(&mut Watch {
             qps: &self.qps,
             timeout: self.timeout,
-            tick: &mut |_| orders.interrupted(),
+            tick: &mut Work::new(orders).watch(),
         })?;
         first_failure(&playing.statuses.read()?, |_| self.qps.first())?;
         let mut tally = Tally::default();
         let end = self.end.as_ref().context("there is no end")?;
-        end.verify(&playing.order, 1, &mut tally)?;
+        let mut work = Work::new(orders);
+        end.verify(&playing.order, 1, &mut tally, &mut || work.step())?;
         Ok(Faults::of(tally))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-
-    #[test]
-    fn who_hangs_up_on_a_failure_was_not_ended_by_a_signal() {
-        let told = gone(Some("no memory".to_owned()));
-        assert_eq!(told, "it went after it was told: no memory");
-        assert!(gone(None).starts_with("it went without a word: the run failed there"));
-    }
-
-    #[test]
-    fn who_waits_takes_no_cpu_from_those_who_run_the_engine() {
-        let long = Duration::from_secs(60);
-        let mut turns = [
-            Turn::Others(LOOK),
-            Turn::Others(HOUR),
-            Turn::Ours { worked: true },
-        ]
-        .into_iter();
-        let naps = RefCell::new(Vec::new());
-        let ready = |nap| {
-            naps.borrow_mut().push(nap);
-            naps.borrow().len() == 3
-        };
-        assert!(wait_driving(
-            &mut || turns.next().unwrap_or(Turn::Ours { worked: false }),
-            long,
-            ready
-        ));
-        assert_eq!(naps.into_inner(), [LOOK, long, Duration::ZERO]);
     }
 }

@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::far::Order;
-use super::peer::{Turn, wait_driving};
+use super::patience::Patience;
+use super::peer::{Turn, beginning, wait_driving};
 use crate::units::span;
 
 /// What a process that this one started gets to end: after a goodbye, and after a run that failed, whose time was up before.
@@ -31,6 +32,8 @@ const NOW: Duration = Duration::from_millis(300);
 pub(crate) enum Answer<T> {
     Ok(T),
     Err(String),
+    /// It takes a while, and goes on: the answer is still to come.
+    Working,
 }
 
 /// The peer process, as the initiator sees it.
@@ -55,6 +58,8 @@ struct Started {
     input: Option<ChildStdin>,
     /// It was told that the run is over: it goes by itself.
     parted: bool,
+    /// It was killed, since it did not answer in time.
+    given_up: bool,
     lines: Receiver<std::io::Result<String>>,
     /// The next of them, if it was looked for and was there.
     line: Option<std::io::Result<String>>,
@@ -96,6 +101,7 @@ impl Partner {
             child,
             input,
             parted: false,
+            given_up: false,
             lines,
             line: None,
         });
@@ -157,47 +163,48 @@ impl Partner {
         }
     }
 
-    /// Waits for an answer, `extra` longer than the usual time.
-    pub(crate) fn receive<T: DeserializeOwned>(
-        &mut self,
-        what: &str,
-        extra: Duration,
-    ) -> Result<T> {
-        let patience = self.timeout + extra;
-        let mut rest = patience;
-        if let Some(device) = &self.driven {
-            let wire = RefCell::new(&mut self.wire);
-            let there = |time| wire.borrow_mut().wait(time);
-            if !wait_driving(&mut || Turn::of(device), patience, there) {
-                rest = Duration::ZERO;
+    /// Waits for an answer to what was sent, while the other side says that it works, or has no CPU to.
+    pub(crate) fn answer<T: DeserializeOwned>(&mut self, what: &str) -> Result<T> {
+        let mut patience = Patience::new(self.timeout);
+        loop {
+            if !self.wait(patience.slice()) {
+                match &self.wire {
+                    // A silence that began before this was asked counts too.
+                    Wire::Channel(channel) => match channel.trouble(self.timeout) {
+                        Some(trouble) => {
+                            return Err(ended(trouble, &format!("when asked to {what}")));
+                        }
+                        None if !patience.over(&[std::process::id()]) => continue,
+                        None => {}
+                    },
+                    Wire::Child(started) => {
+                        if !patience.over(&[std::process::id(), started.child.id()]) {
+                            continue;
+                        }
+                    }
+                }
             }
-        }
-        let line = match &mut self.wire {
-            Wire::Child(started) => started.line(what, patience, rest)?,
-            Wire::Channel(channel) => {
-                let when = format!("when asked to {what}");
-                channel.recv(rest).map_err(|e| match e {
-                    ConnectError::TimedOut { peer, remedy, .. } => anyhow!(
-                        "the peer process at {peer} did not {what} within {}; {remedy}",
-                        span(patience)
-                    ),
-                    other => ended(other, &when),
-                })?
+            let line = self.wire.take(what, self.timeout)?;
+            match serde_json::from_slice(&line) {
+                Ok(Answer::Working) => patience.restart(),
+                Ok(Answer::Ok(answer)) => return Ok(answer),
+                Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
+                Err(e) => bail!(
+                    "the peer process answered {:?} when asked to {what}: {e}",
+                    beginning(&line)
+                ),
             }
-        };
-        match serde_json::from_slice(&line) {
-            Ok(Answer::Ok(answer)) => Ok(answer),
-            Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
-            Err(e) => bail!(
-                "the peer process answered {:?} when asked to {what}: {e}",
-                String::from_utf8_lossy(&line)
-            ),
         }
     }
 
-    /// Waits for an answer to what was sent.
-    pub(crate) fn answer<T: DeserializeOwned>(&mut self, what: &str) -> Result<T> {
-        self.receive(what, Duration::ZERO)
+    /// Waits until something can be taken, and runs the engine meanwhile if nobody else does.
+    fn wait(&mut self, time: Duration) -> bool {
+        let Some(device) = &self.driven else {
+            return self.wire.wait(time);
+        };
+        let wire = RefCell::new(&mut self.wire);
+        let there = |time| wire.borrow_mut().wait(time);
+        wait_driving(&mut || Turn::of(device), time, there)
     }
 
     /// Asks and waits.
@@ -207,7 +214,7 @@ impl Partner {
         question: &Q,
     ) -> Result<T> {
         self.send(question)?;
-        self.receive(what, Duration::ZERO)
+        self.answer(what)
     }
 
     /// Is it still there? An error says how it ended, or for how long nothing was heard of it, if that is more than `patience`.
@@ -310,6 +317,20 @@ fn ended(error: ConnectError, when: &str) -> anyhow::Error {
 }
 
 impl Wire {
+    /// The next message, which is there; or why there is none after `patience`.
+    fn take(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
+        match self {
+            Self::Child(started) => started.line(what, patience),
+            Self::Channel(channel) => channel.recv(Duration::ZERO).map_err(|e| match e {
+                ConnectError::TimedOut { peer, remedy, .. } => anyhow!(
+                    "the peer process at {peer} did not {what} within {}; {remedy}",
+                    span(patience)
+                ),
+                other => ended(other, &format!("when asked to {what}")),
+            }),
+        }
+    }
+
     /// Waits until there is an answer, or none will come.
     fn wait(&mut self, time: Duration) -> bool {
         match self {
@@ -327,10 +348,10 @@ impl Wire {
 }
 
 impl Started {
-    fn line(&mut self, what: &str, patience: Duration, rest: Duration) -> Result<Vec<u8>> {
+    fn line(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
         let line = match self.line.take() {
             Some(line) => Ok(line),
-            None => self.lines.recv_timeout(rest),
+            None => self.lines.recv_timeout(Duration::ZERO),
         };
         match line {
             Ok(Ok(line)) => Ok(line.into_bytes()),
@@ -342,6 +363,7 @@ impl Started {
                     false => "raise --timeout if the machine is that slow",
                 };
                 // What it has of ours would be waited for when the run is closed, in vain.
+                self.given_up = true;
                 let _ = self.child.kill();
                 bail!(
                     "the peer process (pid {pid}) did not {what} within {}; {why}",
@@ -355,6 +377,10 @@ impl Started {
     }
 
     fn alive(&mut self) -> Result<()> {
+        // How it ends then is this process's doing.
+        if self.given_up {
+            return Ok(());
+        }
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             _ => Err(self.death("in mid-run")),
@@ -398,5 +424,63 @@ impl Drop for Started {
         // Its exit status is of no interest any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use doorbell::{Acceptor, Greeting, Line};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    /// Both ends of a connection within this process.
+    fn connection() -> (Channel, Channel) {
+        let acceptor = Acceptor::bind(Some("127.0.0.1:0")).expect("a port");
+        let at = acceptor.address().to_string();
+        let far = std::thread::spawn(move || {
+            let line = acceptor.accept(TIMEOUT * 10).expect("somebody");
+            let line = line.expect("a connection");
+            line.answer(&Greeting::default(), TIMEOUT * 10)
+        });
+        let line = Line::dial(&at, TIMEOUT * 10).expect("it listens");
+        let near = line.call(&Greeting::default(), TIMEOUT * 10);
+        let far = far.join().expect("no panic").expect("a greeting");
+        (near.expect("a welcome"), far)
+    }
+
+    fn say(channel: &mut Channel, answer: &Answer<u32>) {
+        let words = serde_json::to_vec(answer).expect("JSON");
+        channel.send(&words, TIMEOUT).expect("sent");
+    }
+
+    #[test]
+    fn who_works_is_waited_for_and_who_says_nothing_is_not() {
+        let (near, mut far) = connection();
+        let mut partner = Partner::over(near, TIMEOUT);
+        let far = std::thread::spawn(move || {
+            for _ in 0..12 {
+                std::thread::sleep(TIMEOUT / 5);
+                say(&mut far, &Answer::Working);
+            }
+            say(&mut far, &Answer::Ok(7));
+            far
+        });
+        let answer: u32 = partner.answer("count").expect("it worked");
+        assert_eq!(answer, 7);
+        let mut far = far.join().expect("no panic");
+        // It gives signs of life, and does nothing.
+        let silent = partner.answer::<u32>("count").expect_err("no answer");
+        let words = crate::words(&silent);
+        assert!(words.contains("did not count within 1.00 s"), "{words}");
+        // Half a megabyte of what is no answer.
+        far.send(&vec![b'x'; 1 << 19], TIMEOUT).expect("sent");
+        let odd = partner.answer::<u32>("count").expect_err("no answer");
+        assert!(crate::words(&odd).len() < 1000);
+        far.end("of a test");
+        let ended = partner.answer::<u32>("count").expect_err("its end");
+        let words = crate::words(&ended);
+        assert!(words.contains("ended the run: of a test"), "{words}");
     }
 }

@@ -12,6 +12,7 @@ use doorbell::{Channel, ConnectError, GpuSelect, Greeting, Launched, Line};
 use super::bench::{Bench, Benches};
 use super::peer::{Orders, Parting, Turn, session, wait_driving};
 use super::pipe::Partner;
+use super::terms::Terms;
 use crate::args::{Link, PerfArgs, Place};
 use crate::{Ended, WrongArguments};
 
@@ -333,7 +334,7 @@ pub(crate) fn answer(args: &PerfArgs, line: Line, pin: Option<usize>) -> Result<
         timeout: args.timeout,
         stop: &|| Ok(()),
     };
-    match session(&bench, args.timeout, &mut orders)? {
+    match session(&bench, args.timeout, &Terms::own(), &mut orders)? {
         // What was wrong is rank 0's to say; that something was is in both statuses.
         Parting::Goodbye { well: true } => Ok(Ended::Well),
         Parting::Goodbye { well: false } => Ok(Ended::CheckFailedThere),

@@ -136,7 +136,8 @@ impl Reporter {
 
     /// Wrong bytes and other faults of all rows.
     pub(crate) fn errors(&self) -> u64 {
-        self.rows.iter().map(|r| r.outcome.errors).sum()
+        let errors = self.rows.iter().map(|r| r.outcome.errors);
+        errors.fold(0, u64::saturating_add)
     }
 
     /// The last line: how much was done, and whether it was right.
@@ -145,7 +146,8 @@ impl Reporter {
             return Ok(());
         };
         let messages: u64 = self.rows.iter().map(|r| r.outcome.messages).sum();
-        let compared: u64 = self.rows.iter().map(|r| r.compared).sum();
+        let compared = self.rows.iter().map(|r| r.compared);
+        let compared = compared.fold(0, u64::saturating_add);
         let what = match first.case.test {
             Test::PutBw | Test::PutLat => "puts",
             Test::GetBw | Test::GetLat => "gets",

@@ -13,6 +13,7 @@ use doorbell_kernels::params::{Params, Status};
 use doorbell_wire::{Syndrome, Vendor};
 
 use super::bench::Bench;
+use super::patience::Patience;
 
 /// A kernel ends by itself; that nothing happens is noticed by who waits for it, who then fails its queue pairs.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
@@ -115,7 +116,8 @@ impl Running<'_> {
     /// Waits for the kernel's end; how long it ran.
     pub(crate) fn finish(mut self, watch: &mut Watch<'_>) -> Result<Duration> {
         let mut seen = watch.executed();
-        let mut since = Instant::now();
+        let mut patience = Patience::new(watch.timeout);
+        let own = [std::process::id()];
         let mut moved = None;
         loop {
             if let Some(took) = self.slice(self.drives)? {
@@ -124,17 +126,19 @@ impl Running<'_> {
             }
             let executed = watch.executed();
             if executed != seen {
-                (seen, since, moved) = (executed, Instant::now(), None);
+                (seen, moved) = (executed, None);
+                patience.restart();
             }
-            let idle = since.elapsed();
+            let idle = patience.idle();
             if idle > watch.timeout && moved.is_some_and(|before| watch.moved() > before) {
-                (since, moved) = (Instant::now(), None);
+                moved = None;
+                patience.restart();
             } else if idle > watch.timeout / 2 && moved.is_none() {
                 moved = Some(watch.moved());
             }
             let trouble = match (watch.tick)(executed) {
                 Err(e) => Some(e),
-                Ok(()) if since.elapsed() > watch.timeout => Some(stalled(self.bench, watch)),
+                Ok(()) if patience.over(&own) => Some(stalled(self.bench, watch)),
                 Ok(()) => None,
             };
             if let Some(trouble) = trouble {

@@ -11,7 +11,15 @@ use serde::{Deserialize, Serialize};
 use super::check::{Layout, Picture, Verdict};
 
 /// Bytes that are rendered, written or read at a time.
-const PIECE: usize = 1 << 20;
+pub(crate) const PIECE: usize = 1 << 20;
+/// Called before each piece; an error ends the work. Gibibytes take seconds, in which whoever ordered it may have gone, or this process be told to end.
+pub(crate) type Step<'a> = &'a mut dyn FnMut() -> Result<()>;
+
+/// A step of work that nobody ends before it is done.
+pub(crate) fn on() -> Result<()> {
+    Ok(())
+}
+
 /// Bytes of a side with its canaries, whoever asks for them.
 pub(super) const MAX_TOTAL: u64 = 16 << 30;
 
@@ -29,6 +37,17 @@ pub(crate) struct SideSpec {
 }
 
 impl SideSpec {
+    /// Bytes of it, if there can be one: the numbers may be another process's.
+    pub(crate) fn total(&self) -> Result<u64> {
+        let Layout {
+            windows, window, ..
+        } = self.layout;
+        let total = self.layout.possible_total();
+        total.filter(|total| *total <= MAX_TOTAL).with_context(|| {
+            format!("{windows} windows of {window} bytes: at least one of one, at most {MAX_TOTAL} bytes with what is between them")
+        })
+    }
+
     fn place(&self) -> Place {
         match (self.on_gpu, self.shared) {
             (true, _) => Place::Gpu,
@@ -45,6 +64,18 @@ pub(crate) struct Reach {
     pub(crate) key: u32,
 }
 
+impl Reach {
+    /// Of so many bytes: the numbers are another process's, and no memory goes beyond the last address.
+    pub(crate) fn of(self, total: u64) -> Result<Self> {
+        ensure!(
+            self.addr.checked_add(total).is_some(),
+            "the peer process has {total} bytes at {:#x}, which is beyond every address",
+            self.addr
+        );
+        Ok(self)
+    }
+}
+
 /// Registered windows.
 pub(crate) struct Side {
     mr: Mr,
@@ -54,14 +85,7 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(pd: &Pd, device: &doorbell::Device, spec: &SideSpec) -> Result<Self> {
-        // The numbers may be another process's.
-        let Layout {
-            windows, window, ..
-        } = spec.layout;
-        let total = spec.layout.possible_total();
-        let total = total.filter(|total| *total <= MAX_TOTAL).with_context(|| {
-            format!("{windows} windows of {window} bytes: at least one of one, at most {MAX_TOTAL} bytes with what is between them")
-        })?;
+        let total = spec.total()?;
         let memory = device.alloc(spec.place(), total as usize)?;
         let mr = pd.register(&memory, Access::ALL)?;
         Ok(Self {
@@ -102,13 +126,25 @@ impl Side {
 
     /// Writes what the region must hold before a round.
     pub(crate) fn paint(&self, picture: &Picture) -> Result<()> {
+        self.paint_by(picture, &mut on)
+    }
+
+    /// The same for somebody else, who may go.
+    pub(crate) fn paint_by(&self, picture: &Picture, step: Step<'_>) -> Result<()> {
+        self.paint_with(step, |at, piece| picture.render(&self.layout, at, piece))
+    }
+
+    /// The same of what `render` says that the bytes from an offset on are.
+    pub(crate) fn paint_with(
+        &self,
+        step: Step<'_>,
+        mut render: impl FnMut(u64, &mut [u8]),
+    ) -> Result<()> {
         let mut bytes = vec![0; PIECE.min(self.layout.total() as usize)];
-        let mut at = 0;
-        while at < self.layout.total() {
-            let take = (self.layout.total() - at).min(PIECE as u64) as usize;
-            picture.render(&self.layout, at, &mut bytes[..take]);
+        for (at, take) in pieces(self.layout.total()) {
+            step()?;
+            render(at, &mut bytes[..take]);
             self.mr.write(at as usize, &bytes[..take])?;
-            at += take as u64;
         }
         Ok(())
     }
@@ -139,19 +175,41 @@ impl Side {
 
     /// Compares what it holds after a round.
     pub(crate) fn verify(&self, picture: &Picture) -> Result<Verdict> {
-        let total = self.layout.total();
-        let piece = PIECE.min(total as usize);
-        let (mut got, mut scratch) = (vec![0; piece], vec![0; piece]);
+        self.verify_by(picture, &mut on)
+    }
+
+    /// The same for somebody else, who may go.
+    pub(crate) fn verify_by(&self, picture: &Picture, step: Step<'_>) -> Result<Verdict> {
+        self.verify_with(step, picture.done, |at, piece| {
+            picture.render(&self.layout, at, piece);
+        })
+    }
+
+    /// The same of what `render` says that the bytes from an offset on are; the first `done` of each window were their complement.
+    pub(crate) fn verify_with(
+        &self,
+        step: Step<'_>,
+        done: u64,
+        mut render: impl FnMut(u64, &mut [u8]),
+    ) -> Result<Verdict> {
+        let piece = PIECE.min(self.layout.total() as usize);
+        let (mut got, mut expected) = (vec![0; piece], vec![0; piece]);
         let mut verdict = Verdict::default();
-        let mut at = 0;
-        while at < total {
-            let take = (total - at).min(PIECE as u64) as usize;
-            self.mr.read(at as usize, &mut got[..take])?;
-            picture.compare(&self.layout, at, &got[..take], &mut scratch, &mut verdict);
-            at += take as u64;
+        for (at, take) in pieces(self.layout.total()) {
+            step()?;
+            let (got, expected) = (&mut got[..take], &mut expected[..take]);
+            self.mr.read(at as usize, got)?;
+            render(at, expected);
+            verdict.count(&self.layout, at, got, expected, done);
         }
         Ok(verdict)
     }
+}
+
+/// Where each piece of a region begins, and its length.
+fn pieces(total: u64) -> impl Iterator<Item = (u64, usize)> {
+    let take = move |at: u64| (at, (total - at).min(PIECE as u64) as usize);
+    (0..total).step_by(PIECE).map(take)
 }
 
 /// The windows at `reach` as kernels address them, `places` messages each.

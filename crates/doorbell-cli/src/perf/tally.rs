@@ -8,9 +8,6 @@ use crate::cputime::CpuUse;
 use crate::schema::{Outcome, Roce};
 use crate::stats;
 
-/// At most so many faults are told; all are counted.
-const TOLD: usize = 5;
-
 /// Sums over the rounds of a case.
 #[derive(Default)]
 pub(crate) struct Tally {
@@ -43,23 +40,30 @@ pub(crate) struct Measured {
 }
 
 impl Tally {
+    /// At most so many faults are told; all are counted.
+    pub(crate) const TOLD: usize = 5;
+
     /// Something was wrong that is not a byte.
     pub(crate) fn fault(&mut self, text: String) {
-        self.errors += 1;
-        if self.faults.len() < TOLD {
+        self.errors = self.errors.saturating_add(1);
+        self.tell(text);
+    }
+
+    /// A fault that was counted.
+    pub(crate) fn tell(&mut self, text: String) {
+        if self.faults.len() < Self::TOLD {
             self.faults.push(text);
         }
     }
 
     /// A region was compared.
     pub(crate) fn verdict(&mut self, whose: &str, verdict: Verdict) {
-        self.compared += verdict.bytes;
-        self.errors += verdict.wrong;
-        if let Some(first) = verdict.first
-            && self.faults.len() < TOLD
-        {
+        // The far side's numbers may be any: what is wrong never counts up to nothing.
+        self.compared = self.compared.saturating_add(verdict.bytes);
+        self.errors = self.errors.saturating_add(verdict.wrong);
+        if let Some(first) = verdict.first {
             let wrong = crate::units::grouped(verdict.wrong);
-            self.faults.push(format!(
+            self.tell(format!(
                 "{whose}: {wrong} wrong bytes, the first at {first}"
             ));
         }
