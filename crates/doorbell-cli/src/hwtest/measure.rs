@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -10,6 +11,9 @@ use super::{
     DeviceResult, Failed, HwtestArgs, LeftOut, Measured, Results, Step, heard, page, port,
 };
 use crate::schema::{Outcome, Report};
+
+/// What a program said is there when it has ended, unless another has its output.
+const REST: Duration = Duration::from_secs(5);
 
 /// A test: its arguments, and whose kernels post (`host` or `cuda`).
 #[derive(Clone, Copy)]
@@ -338,39 +342,46 @@ fn run(
 
 /// A program's end and all that it said; `None`: it had not ended by then, and was ended.
 fn ended_by(mut child: Child, by: Instant) -> Result<Option<Output>> {
-    fn all(from: Option<impl Read>) -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        match from {
-            Some(mut from) => from.read_to_end(&mut bytes).map(|_| bytes),
-            None => Ok(bytes),
-        }
-    }
-    let (out, err) = (child.stdout.take(), child.stderr.take());
-    std::thread::scope(|scope| {
-        let (out, err) = (scope.spawn(|| all(out)), scope.spawn(|| all(err)));
-        let status = loop {
-            match child.try_wait().context("waiting for the measurement")? {
-                Some(status) => break Some(status),
-                None if Instant::now() >= by => {
-                    // One that has just ended needs no end.
-                    let _ = child.kill();
-                    child.wait().context("ending the measurement")?;
-                    break None;
-                }
-                None => std::thread::sleep(Duration::from_millis(10)),
+    let (out, err) = (all(child.stdout.take())?, all(child.stderr.take())?);
+    let status = loop {
+        match child.try_wait().context("waiting for the measurement")? {
+            Some(status) => break status,
+            None if Instant::now() >= by => {
+                // One that has just ended needs no end. What it said is of no interest, and what it started may still hold the other end.
+                let _ = child.kill();
+                child.wait().context("ending the measurement")?;
+                return Ok(None);
             }
-        };
-        let read = |bytes: std::thread::Result<std::io::Result<Vec<u8>>>| match bytes {
-            Ok(bytes) => bytes.context("reading what the measurement said"),
-            Err(_) => anyhow::bail!("the thread that reads what the measurement says has panicked"),
-        };
-        let (stdout, stderr) = (read(out.join())?, read(err.join())?);
-        Ok(status.map(|status| Output {
-            status,
-            stdout,
-            stderr,
-        }))
-    })
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    let read = |bytes: Receiver<std::io::Result<Vec<u8>>>| match bytes.recv_timeout(REST) {
+        Ok(bytes) => bytes.context("reading what the measurement said"),
+        Err(_) => anyhow::bail!(
+            "the measurement ended with {status}, and a process that it started still holds its output: look for it with `ps`, and end it"
+        ),
+    };
+    let (stdout, stderr) = (read(out)?, read(err)?);
+    Ok(Some(Output {
+        status,
+        stdout,
+        stderr,
+    }))
+}
+
+/// Reads all that comes, and then says it.
+fn all(from: Option<impl Read + Send + 'static>) -> Result<Receiver<std::io::Result<Vec<u8>>>> {
+    let (send, receive) = channel();
+    let read = move || {
+        let mut bytes = Vec::new();
+        let read = from.map_or(Ok(0), |mut from| from.read_to_end(&mut bytes));
+        // Nobody may want it any more.
+        let _ = send.send(read.map(|_| bytes));
+    };
+    std::thread::Builder::new()
+        .spawn(read)
+        .context("starting a thread that reads what the measurement says")?;
+    Ok(receive)
 }
 
 /// The line of a program's last words that says what went wrong.
@@ -392,6 +403,39 @@ fn line_of(output: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shell(script: &str) -> Child {
+        Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a shell")
+    }
+
+    /// What a measurement started may outlive it, with the measurement's output in its hands.
+    #[test]
+    fn nobody_waits_for_what_a_measurement_left_behind() {
+        let long = Duration::from_secs(60);
+        let (began, now) = (Instant::now(), Instant::now());
+        // It is read that it runs, so that it has started what it leaves behind.
+        let mut left = shell("sleep 30 & echo $!; exec sleep 30");
+        let mut line = String::new();
+        let out = left.stdout.as_mut().expect("its output");
+        while !line.ends_with('\n') {
+            let mut byte = [0];
+            out.read_exact(&mut byte).expect("a number");
+            line.push(byte[0].into());
+        }
+        assert!(ended_by(left, now).expect("it was ended").is_none());
+        let ended = ended_by(shell("sleep 30 & echo said"), now + long);
+        let words = ended.expect_err("its output has no end").to_string();
+        assert!(words.contains("still holds its output"), "{words}");
+        assert!(began.elapsed() < long / 2, "nobody was waited for");
+        let said = ended_by(shell("echo said"), now + long).expect("an end");
+        assert_eq!(said.expect("in time").stdout, b"said\n");
+    }
 
     #[test]
     fn of_all_that_was_said_a_line_says_why() {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bench::Bench;
 use super::check::{Layout, Picture};
+use super::far::whole;
 use super::latency::PlayOrder;
 use super::side::{MAX_TOTAL, Reach, Side, SideSpec, Step};
 use super::tally::Tally;
@@ -46,13 +47,16 @@ impl Faults {
         }
     }
 
-    pub(crate) fn add_to(self, tally: &mut Tally) {
+    /// Of an end of so many bytes that were to be compared.
+    pub(crate) fn add_to(self, tally: &mut Tally, total: u64) -> Result<()> {
+        whole(self.compared, total)?;
         // Its numbers and words may be anything: what was wrong must not count up to nothing, nor steer a terminal.
         tally.errors = tally.errors.saturating_add(self.errors);
         tally.compared = tally.compared.saturating_add(self.compared);
         for fault in self.told.into_iter().take(Tally::TOLD) {
             tally.tell(crate::shown(&fault));
         }
+        Ok(())
     }
 }
 
@@ -273,8 +277,13 @@ mod tests {
                 compared: u64::MAX,
                 told: vec!["\u{1b}[2J".to_owned(); 1000],
             };
-            faults.add_to(&mut tally);
+            faults
+                .add_to(&mut tally, u64::MAX)
+                .expect("all of its bytes");
         }
+        // One that claims to have found nothing, since it did not look.
+        let none = Faults::default().add_to(&mut tally, 8).expect_err("less");
+        assert!(none.to_string().contains("compared 0 bytes"), "{none}");
         assert_eq!((tally.errors, tally.compared), (u64::MAX, u64::MAX));
         assert_eq!(tally.faults.len(), Tally::TOLD);
         assert!(!tally.faults[0].contains('\u{1b}'), "{:?}", tally.faults);

@@ -74,7 +74,8 @@ pub(crate) enum Over {
 /// Target memory.
 pub(crate) enum Far<'a> {
     Here(Side),
-    There(Reach, &'a mut Partner),
+    /// Where it is, and its bytes.
+    There(Reach, u64, &'a mut Partner),
 }
 
 impl<'a> Far<'a> {
@@ -87,7 +88,8 @@ impl<'a> Far<'a> {
             None => Self::Here(Side::new(&bench.pd, &bench.device, spec)?),
             Some(partner) => {
                 let reach: Reach = partner.ask("make its memory", &Order::Side(*spec))?;
-                Self::There(reach.of(spec.layout.total())?, partner)
+                let total = spec.layout.total();
+                Self::There(reach.of(total)?, total, partner)
             }
         })
     }
@@ -95,21 +97,26 @@ impl<'a> Far<'a> {
     pub(crate) fn reach(&self) -> Reach {
         match self {
             Self::Here(side) => side.reach(),
-            Self::There(reach, _) => *reach,
+            Self::There(reach, ..) => *reach,
         }
     }
 
     pub(crate) fn paint(&mut self, picture: &Picture) -> Result<()> {
         match self {
             Self::Here(side) => side.paint(picture),
-            Self::There(_, partner) => partner.ask("fill its memory", &Order::Paint(*picture)),
+            Self::There(.., partner) => partner.ask("fill its memory", &Order::Paint(*picture)),
         }
     }
 
     pub(crate) fn verify(&mut self, picture: &Picture) -> Result<Verdict> {
         match self {
             Self::Here(side) => side.verify(picture),
-            Self::There(_, partner) => partner.ask("compare its memory", &Order::Verify(*picture)),
+            Self::There(_, total, partner) => {
+                let verdict: Verdict =
+                    partner.ask("compare its memory", &Order::Verify(*picture))?;
+                whole(verdict.bytes, *total)?;
+                Ok(verdict)
+            }
         }
     }
 
@@ -117,14 +124,14 @@ impl<'a> Far<'a> {
     pub(crate) fn sabotage(&mut self) -> Result<()> {
         match self {
             Self::Here(side) => side.sabotage(),
-            Self::There(_, partner) => partner.ask("flip a byte", &Order::Sabotage),
+            Self::There(.., partner) => partner.ask("flip a byte", &Order::Sabotage),
         }
     }
 
     pub(crate) fn read(&mut self, offset: u64, len: u64) -> Result<Vec<u8>> {
         match self {
             Self::Here(side) => side.read(offset, len),
-            Self::There(_, partner) => {
+            Self::There(.., partner) => {
                 let bytes: Vec<u8> =
                     partner.ask("read its memory", &Order::Read { offset, len })?;
                 ensure!(
@@ -140,9 +147,18 @@ impl<'a> Far<'a> {
     pub(crate) fn partner(&mut self) -> Option<&mut Partner> {
         match self {
             Self::Here(_) => None,
-            Self::There(_, partner) => Some(partner),
+            Self::There(.., partner) => Some(partner),
         }
     }
+}
+
+/// What the second process says that it compared has to be all of it.
+pub(crate) fn whole(compared: u64, total: u64) -> Result<()> {
+    ensure!(
+        compared == total,
+        "the second process compared {compared} bytes of its memory, which has {total}"
+    );
+    Ok(())
 }
 
 /// CPU time of both processes over a stretch of a run.

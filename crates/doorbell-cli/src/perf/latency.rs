@@ -363,7 +363,8 @@ fn ping_pong(context: &mut Context, bench: &Bench, case: &Case, tally: &mut Tall
             (Some(far), _) => far.verify(&order, 1, tally, &mut on)?,
             (None, Some(partner)) => {
                 let faults: Faults = partner.ask("play its end", &Order::Played)?;
-                faults.add_to(tally);
+                let compared = if order.check { near.total() } else { 0 };
+                faults.add_to(tally, compared)?;
             }
             (None, None) => {}
         }

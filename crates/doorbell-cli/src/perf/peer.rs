@@ -21,7 +21,7 @@ use super::latency::{PlayOrder, alone, end_params};
 use super::messages::{EchoOrder, Echoing};
 use super::pipe::Answer;
 use super::running::{Running, Statuses, Watch, first_failure};
-use super::side::{PIECE, Side, SideSpec};
+use super::side::{PIECE, Side, SideSpec, Step};
 use super::tally::Tally;
 use super::terms::{Share, Terms};
 use crate::args::PeerArgs;
@@ -270,7 +270,8 @@ fn attend(state: &mut State<'_>, orders: &mut dyn Orders) -> Result<Parting> {
             }
             Err(e) => {
                 let words = crate::words(&e);
-                told = Some(words.clone());
+                // Work that ended since it is gone, or this process is to end, is no failure.
+                told = orders.interrupted().is_ok().then(|| words.clone());
                 serde_json::to_vec(&Answer::<()>::Err(words))?
             }
         };
@@ -385,7 +386,11 @@ impl State<'_> {
                 depth,
                 receives,
                 endpoints,
-            } => ok(self.connect(over, depth, receives, &endpoints)?),
+            } => {
+                let mut work = Work::new(orders);
+                let own = self.connect((over, depth, receives), &endpoints, &mut || work.step())?;
+                ok(own)
+            }
             Order::Paint(picture) => {
                 let mut work = Work::new(orders);
                 ok(self.side()?.paint_by(&picture, &mut || work.step())?)
@@ -439,10 +444,9 @@ impl State<'_> {
 
     fn connect(
         &mut self,
-        over: Over,
-        depth: u32,
-        receives: u32,
+        (over, depth, receives): (Over, u32, u32),
         endpoints: &[Vec<u8>],
+        step: Step<'_>,
     ) -> Result<Vec<Vec<u8>>> {
         let each = (u64::from(depth) + u64::from(receives)) * SLOT_BYTES + QP_BYTES;
         let share = self.terms.take(each * endpoints.len() as u64)?;
@@ -451,6 +455,7 @@ impl State<'_> {
         let builder = builder.receive_queue(receives);
         let mut own = Vec::new();
         for bytes in endpoints {
+            step()?;
             let theirs = Endpoint::from_bytes(bytes)?;
             let qp = builder.clone().build()?;
             let (kind, to) = match over {
