@@ -5,19 +5,23 @@
 //! output, both at once; a connection ends likewise. Every wait has a deadline too.
 
 use std::cell::RefCell;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use doorbell::{Channel, ConnectError, Device};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::far::Order;
 use super::patience::Patience;
 use super::peer::{Turn, beginning, wait_driving};
+use super::running::DEADLINE;
 use crate::units::span;
 
 /// What a process that this one started gets to end: after a goodbye, and after a run that failed, whose time was up before.
@@ -74,14 +78,31 @@ impl Partner {
     ) -> Result<Self> {
         let exe =
             std::env::current_exe().context("finding this command's own file to start the peer")?;
-        let mut child = Command::new(&exe)
+        let mut command = Command::new(&exe);
+        command
             .args(args)
-            .envs(env.iter().map(|(name, value)| (name, value)))
+            .envs(env.iter().map(|(name, value)| (name, value)));
+        Self::of(command, timeout)
+    }
+
+    /// Starts the process of `command`, which takes orders.
+    fn of(mut command: Command, timeout: Duration) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .with_context(|| format!("starting the peer process {}", exe.display()))?;
+            .with_context(|| {
+                format!(
+                    "starting the peer process {}",
+                    command.get_program().display()
+                )
+            })?;
         let input = child.stdin.take();
+        if let Some(input) = &input {
+            // An order may be longer than a pipe is, and a process that is stopped reads none.
+            let flags = fcntl_getfl(input).context("looking at the peer's input")?;
+            fcntl_setfl(input, flags | OFlags::NONBLOCK).context("opening the peer's input")?;
+        }
         let output = child
             .stdout
             .take()
@@ -154,11 +175,7 @@ impl Partner {
             }
             Wire::Child(started) => {
                 line.push(b'\n');
-                let Some(input) = &mut started.input else {
-                    bail!("the peer's input is closed already");
-                };
-                let sent = input.write_all(&line).and_then(|()| input.flush());
-                sent.map_err(|_| started.death("while it was being asked"))
+                started.write(&line, self.timeout)
             }
         }
     }
@@ -166,6 +183,7 @@ impl Partner {
     /// Waits for an answer to what was sent, while the other side says that it works, or has no CPU to.
     pub(crate) fn answer<T: DeserializeOwned>(&mut self, what: &str) -> Result<T> {
         let mut patience = Patience::new(self.timeout);
+        let began = Instant::now();
         loop {
             if !self.wait(patience.slice()) {
                 match &self.wire {
@@ -186,7 +204,14 @@ impl Partner {
             }
             let line = self.wire.take(what, self.timeout)?;
             match serde_json::from_slice(&line) {
-                Ok(Answer::Working) => patience.restart(),
+                Ok(Answer::Working) => {
+                    ensure!(
+                        began.elapsed() < DEADLINE,
+                        "the peer process did not {what} within {}, although it said that it works",
+                        span(DEADLINE)
+                    );
+                    patience.restart();
+                }
                 Ok(Answer::Ok(answer)) => return Ok(answer),
                 Ok(Answer::Err(reason)) => bail!("the peer process could not {what}: {reason}"),
                 Err(e) => bail!(
@@ -348,6 +373,47 @@ impl Wire {
 }
 
 impl Started {
+    /// All of `line`, as long as somebody takes of it.
+    fn write(&mut self, mut line: &[u8], timeout: Duration) -> Result<()> {
+        let mut patience = Patience::new(timeout);
+        while !line.is_empty() {
+            let Some(input) = &mut self.input else {
+                bail!("the peer's input is closed already");
+            };
+            match input.write(line) {
+                Ok(n @ 1..) => {
+                    line = &line[n..];
+                    patience.restart();
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    writable(input, patience.slice());
+                    if patience.over(&[std::process::id(), self.child.id()]) {
+                        return Err(self.late("take an order", timeout));
+                    }
+                }
+                Ok(_) | Err(_) => return Err(self.death("while it was being asked")),
+            }
+        }
+        Ok(())
+    }
+
+    /// It did not do something in time, and is ended.
+    fn late(&mut self, what: &str, patience: Duration) -> anyhow::Error {
+        let pid = self.child.id();
+        let why = match doorbell::report::is_stopped(pid) {
+            true => "it is stopped (SIGSTOP, or a debugger)",
+            false => "raise --timeout if the machine is that slow",
+        };
+        // What it has of ours would be waited for when the run is closed, in vain.
+        self.given_up = true;
+        let _ = self.child.kill();
+        anyhow!(
+            "the peer process (pid {pid}) did not {what} within {}; {why}",
+            span(patience)
+        )
+    }
+
     fn line(&mut self, what: &str, patience: Duration) -> Result<Vec<u8>> {
         let line = match self.line.take() {
             Some(line) => Ok(line),
@@ -356,20 +422,7 @@ impl Started {
         match line {
             Ok(Ok(line)) => Ok(line.into_bytes()),
             Ok(Err(e)) => Err(e).with_context(|| format!("reading the peer's answer to {what}")),
-            Err(RecvTimeoutError::Timeout) => {
-                let pid = self.child.id();
-                let why = match doorbell::report::is_stopped(pid) {
-                    true => "it is stopped (SIGSTOP, or a debugger)",
-                    false => "raise --timeout if the machine is that slow",
-                };
-                // What it has of ours would be waited for when the run is closed, in vain.
-                self.given_up = true;
-                let _ = self.child.kill();
-                bail!(
-                    "the peer process (pid {pid}) did not {what} within {}; {why}",
-                    span(patience)
-                )
-            }
+            Err(RecvTimeoutError::Timeout) => Err(self.late(what, patience)),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(self.death(&format!("when asked to {what}")))
             }
@@ -404,6 +457,17 @@ impl Started {
             }
         }
     }
+}
+
+/// Waits so long at most until something can be written.
+fn writable(fd: &impl AsFd, time: Duration) {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    let time = Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // An error means that writing will say what it is.
+    let _ = poll(&mut fds, Some(&time));
 }
 
 impl Drop for Started {
@@ -453,6 +517,36 @@ mod tests {
     fn say(channel: &mut Channel, answer: &Answer<u32>) {
         let words = serde_json::to_vec(answer).expect("JSON");
         channel.send(&words, TIMEOUT).expect("sent");
+    }
+
+    #[test]
+    fn a_process_that_takes_no_orders_is_given_up() {
+        // More than a pipe takes.
+        let order = Order::Connect {
+            over: crate::perf::far::Over::Roce,
+            depth: 1,
+            receives: 0,
+            endpoints: vec![vec![0; 1 << 20]],
+        };
+        let start = |program: &str, args: &[&str]| {
+            let mut command = Command::new(program);
+            command.args(args);
+            Partner::of(command, TIMEOUT).expect("a process")
+        };
+        let mut deaf = start("sleep", &["30"]);
+        let words = crate::words(&deaf.send(&order).expect_err("nobody reads it"));
+        assert!(
+            words.contains("did not take an order within 1.00 s"),
+            "{words}"
+        );
+        // That it is dead now is this side's doing, and no news.
+        assert!(deaf.last_word().is_ok());
+        let mut gone = start("true", &[]);
+        let words = crate::words(&gone.send(&order).expect_err("nobody is there"));
+        assert!(words.contains("died while it was being asked"), "{words}");
+        let mut reads = start("sh", &["-c", "read -r order; echo '{\"Ok\":[]}'"]);
+        let answer: Vec<u8> = reads.ask("connect", &order).expect("an answer");
+        assert!(answer.is_empty());
     }
 
     #[test]
