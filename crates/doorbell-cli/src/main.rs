@@ -212,7 +212,8 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut shown = shown(&text);
     let too_many = format!("(os error {})", rustix::io::Errno::MFILE.raw_os_error());
     if shown.contains(&too_many) && !shown.contains("ulimit -n") {
-        shown.push_str(": `ulimit -n` says how many files a process may have open: `ulimit -n 65536`, or as much as `ulimit -Hn` allows");
+        shown.push_str(": ");
+        shown.push_str(doorbell::limits::FILES);
     }
     shown
 }

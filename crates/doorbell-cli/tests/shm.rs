@@ -51,6 +51,46 @@ fn caller_driven_engines_and_large_messages() {
     assert!(out.contains("none wrong"), "{out}");
 }
 
+/// Where a limit of the system ends it, the limit is in the error, whichever of the two met it, and nobody waits for the other.
+#[test]
+fn a_limit_that_is_met_while_both_connect_is_named() {
+    let run = |limit: String| {
+        let line = format!(
+            "ulimit {limit} && exec {} perf put-bw --quick --no-baseline --link shm --timeout 100",
+            env!("CARGO_BIN_EXE_doorbell")
+        );
+        let mut command = common::doorbell(&[]);
+        let line = ["-c", &line];
+        let mut shell = std::process::Command::new("sh");
+        shell.args(line);
+        for (name, value) in command.env("RUST_BACKTRACE", "0").get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let output = shell.output().expect("it runs");
+        let (_, err) = texts(&output);
+        (output.status.success(), err)
+    };
+    let mut met = 0;
+    for files in 12..28 {
+        let (well, err) = run(format!("-n {files}"));
+        assert!(well || err.contains("ulimit -n 65536"), "{files}: {err}");
+        assert!(!err.contains("did not finish"), "{files}: {err}");
+        met += u32::from(err.contains("shared memory"));
+    }
+    assert!(met > 0, "no limit was met by the link");
+    for mib in [150, 300, 600] {
+        let (well, err) = run(format!("-v {}", mib << 10));
+        assert!(!well && err.contains("ulimit -v"), "{mib}: {err}");
+        assert!(
+            err.contains("could not connect over shared memory"),
+            "{err}"
+        );
+    }
+}
+
 #[test]
 fn a_killed_peer_is_an_error_within_the_time_out() {
     for test in ["put-bw", "put-lat"] {

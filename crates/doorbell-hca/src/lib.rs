@@ -38,6 +38,7 @@ pub mod verbs;
 
 pub use config::{Affinity, Cores, HcaConfig, IdlePolicy};
 pub use deadline::deadline;
+pub use doorbell_port::limits;
 pub use doorbells::{DoorbellArray, DoorbellSlot};
 pub use engine::CoreCounters;
 pub use error::{HcaError, Result};

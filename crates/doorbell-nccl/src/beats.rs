@@ -61,7 +61,7 @@ impl Beats {
             .spawn(move || seen.run())
             .map_err(|source| doorbell::Error::Os {
                 what: "starting the thread that says that this rank lives",
-                source,
+                source: doorbell::limits::thread(source),
             })?;
         Ok(Self {
             shared,

@@ -551,7 +551,13 @@ fn meet(
                         return Err(Error::Link {
                             rank: missing(&links),
                             link: "shared memory",
-                            reason: format!("it has not dialled within {:?}", settings.timeout),
+                            reason: format!(
+                                "it has not dialled within {:?}{}",
+                                settings.timeout,
+                                listener
+                                    .trouble()
+                                    .map_or_else(String::new, |t| format!(": {t}"))
+                            ),
                         });
                     }
                     None => {}

@@ -110,7 +110,7 @@ pub(crate) fn begin(logger: Logger) -> Result<()> {
             .spawn(empty)
             .map_err(|source| doorbell::Error::Os {
                 what: "starting the thread that writes to NCCL's log",
-                source,
+                source: doorbell::limits::thread(source),
             })?;
         state.emptied = true;
     }

@@ -99,7 +99,7 @@ impl Node {
             .spawn(move || watched.run(&seen, alive))
             .map_err(|source| doorbell::Error::Os {
                 what: "starting the thread that watches over a device",
-                source,
+                source: doorbell::limits::thread(source),
             })?;
         Ok(Self {
             device,

@@ -21,6 +21,7 @@ mod describe;
 mod error;
 mod eth;
 mod icrc;
+pub mod limits;
 pub mod output;
 mod path;
 mod sys;

@@ -123,6 +123,7 @@ pub use doorbell_device::layout::{CqKind, ErrorKind, QpHandle};
 pub use doorbell_gpu::{
     Backend, Dims, Gpu, GpuError, GpuInfo, GpuSelect, Keep, MAX_HOST_THREADS, MemKind, Module,
 };
+pub use doorbell_hca::limits;
 pub use doorbell_kernels::params;
 pub use doorbell_wire::{Syndrome, Vendor};
 

@@ -62,6 +62,11 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// What became of the process that dialled last, if it could not be accepted: no memory, no files, another user's.
+    pub fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
     /// The next process whose handshake is complete.
     pub fn accept(&self, timeout: Duration) -> Result<Peer> {
         Ok(Peer {

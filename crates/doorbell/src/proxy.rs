@@ -166,7 +166,7 @@ impl Proxy {
                 .spawn(move || serve(&shared, &device, queues, keys, cpu))
                 .map_err(|source| Error::Os {
                     what: "starting a proxy thread",
-                    source,
+                    source: doorbell_hca::limits::thread(source),
                 })?;
             proxy.threads.push(thread);
         }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use doorbell::{Channel, ConnectError, Device};
+use doorbell::{Channel, ConnectError, Device, Listener, limits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde::de::DeserializeOwned;
@@ -30,6 +30,9 @@ const CUT_SHORT: Duration = Duration::from_millis(700);
 
 /// A sign of life that came since then is of now: there are ten a second.
 const NOW: Duration = Duration::from_millis(300);
+
+/// How often a wait for the peer looks whether it has answered instead.
+const SLICE: Duration = Duration::from_millis(20);
 
 /// An answer of the peer: what was asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
@@ -91,6 +94,7 @@ impl Partner {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
+            .map_err(limits::thread)
             .with_context(|| {
                 format!(
                     "starting the peer process {}",
@@ -117,6 +121,7 @@ impl Partner {
                     }
                 }
             })
+            .map_err(limits::thread)
             .context("starting the thread that reads from the peer")?;
         let wire = Wire::Child(Started {
             child,
@@ -159,10 +164,40 @@ impl Partner {
         let address = format!("@doorbell-perf-{}-{id:016x}", std::process::id());
         let listener = device.listen(&address)?;
         self.send(&Order::Dial { session, address })?;
-        let peer = listener.accept(self.timeout)?;
-        let () = self.answer("connect over shared memory")?;
+        let peer = self.come(&listener)?;
         self.sessions.push((id, peer.clone()));
         Ok((peer, session))
+    }
+
+    /// The peer, which was told to dial.
+    fn come(&mut self, listener: &Listener) -> Result<doorbell::Peer> {
+        const WHAT: &str = "connect over shared memory";
+        let start = Instant::now();
+        let mut answered = false;
+        let peer = loop {
+            let left = self.timeout.saturating_sub(start.elapsed());
+            let (asked, slice) = (Instant::now(), left.min(SLICE));
+            match listener.accept(slice) {
+                Ok(peer) => break peer,
+                Err(e) if left.is_zero() || asked.elapsed() < slice => return Err(e.into()),
+                // Who could not dial says so, and does not come any more.
+                Err(_) if !answered && self.wire.wait(Duration::ZERO) => {
+                    let outcome = self.answer::<()>(WHAT);
+                    outcome.map_err(|e| match listener.trouble() {
+                        Some(here) if !e.to_string().contains(&here) => {
+                            anyhow!("{e}; here: {here}")
+                        }
+                        _ => e,
+                    })?;
+                    answered = true;
+                }
+                Err(_) => {}
+            }
+        };
+        if !answered {
+            self.answer::<()>(WHAT)?;
+        }
+        Ok(peer)
     }
 
     /// Sends a question without waiting for its answer.

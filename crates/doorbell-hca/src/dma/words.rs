@@ -113,7 +113,7 @@ impl Drop for WordLock {
 /// The page that peers can map, if the system gives one.
 #[cfg(not(miri))]
 fn own_page() -> Option<Staging> {
-    let region = own_region()?;
+    let region = own_region().ok()?;
     Some(Staging {
         ptr: region.ptr(),
         len: region.len(),
@@ -128,17 +128,24 @@ fn own_page() -> Option<Staging> {
 
 /// The memory of this process' locks, to be sent to peers.
 #[cfg(miri)]
-pub(crate) fn own_region() -> Option<&'static crate::shm::SharedRegion> {
-    None
+pub(crate) fn own_region() -> Result<&'static crate::shm::SharedRegion, String> {
+    Err("no shared memory there".to_owned())
 }
 
-/// The memory of this process' locks, to be sent to peers.
+/// The memory of this process' locks, to be sent to peers. What there is none for now there may be later.
+///
+/// # Errors
+/// Why there is none, in words.
 #[cfg(not(miri))]
-pub(crate) fn own_region() -> Option<&'static crate::shm::SharedRegion> {
-    static REGION: OnceLock<Option<crate::shm::SharedRegion>> = OnceLock::new();
-    REGION
-        .get_or_init(|| crate::shm::SharedRegion::new(BYTES).ok())
-        .as_ref()
+pub(crate) fn own_region() -> Result<&'static crate::shm::SharedRegion, String> {
+    static REGION: OnceLock<crate::shm::SharedRegion> = OnceLock::new();
+    if let Some(region) = REGION.get() {
+        return Ok(region);
+    }
+    let made = crate::shm::SharedRegion::new(BYTES);
+    let made = made.map_err(|e| format!("the locks of device words: {e}"))?;
+    // Another thread's, if it was first: everybody has the same.
+    Ok(REGION.get_or_init(|| made))
 }
 
 #[cfg(test)]

@@ -40,7 +40,8 @@ pub(crate) fn spawn(inner: Arc<Inner>) -> io::Result<(Arc<Keeper>, JoinHandle<()
     let shared = Arc::clone(&awake);
     let handle = std::thread::Builder::new()
         .name("doorbell-keeper".to_owned())
-        .spawn(move || run(&inner, &shared))?;
+        .spawn(move || run(&inner, &shared))
+        .map_err(crate::limits::thread)?;
     let thread = handle.thread().clone();
     Ok((Arc::new(Keeper { thread, awake }), handle))
 }

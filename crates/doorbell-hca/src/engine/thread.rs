@@ -24,6 +24,7 @@ pub(crate) fn spawn(
             }
             run(&inner, core);
         })
+        .map_err(crate::limits::thread)
 }
 
 fn run(inner: &Inner, index: usize) {

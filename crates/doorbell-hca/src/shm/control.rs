@@ -177,7 +177,7 @@ impl Shm {
                 let shared = Arc::clone(&shared);
                 move || thread::run(&shared)
             })
-            .map_err(|e| ShmError::os("spawning a thread", "control thread", e))?;
+            .map_err(|e| ShmError::os("starting a thread", "control thread", e))?;
         Ok(Self {
             shared,
             thread: Some(thread),
@@ -238,10 +238,11 @@ impl Shm {
             let left = deadline.saturating_duration_since(Instant::now());
             match core.wait_up(left.min(ASK)) {
                 Err(ShmError::Deadline { .. }) if left > ASK && goes_on() => {}
-                Err(ShmError::Deadline { what, .. }) => {
+                Err(ShmError::Deadline { what, why, .. }) => {
                     return Err(ShmError::Deadline {
                         what,
                         after: timeout,
+                        why,
                     });
                 }
                 other => return other.map(|()| peer),

@@ -170,12 +170,14 @@ pub enum ShmError {
     #[error("shared memory peer: {0}")]
     Gone(Gone),
     /// A wait ended before its answer came.
-    #[error("{what} did not finish within {after:.1?}")]
+    #[error("{what} did not finish within {after:.1?}{}", because(why))]
     Deadline {
         /// What was waited for.
         what: &'static str,
         /// The time it had.
         after: Duration,
+        /// What went wrong meanwhile, if it is known.
+        why: Option<String>,
     },
     /// More of something than there is room for.
     #[error("{what}: limit of {limit} reached; {remedy}")]
@@ -213,6 +215,10 @@ pub enum ShmError {
     Down,
 }
 
+fn because(why: &Option<String>) -> String {
+    why.as_ref().map_or_else(String::new, |w| format!(": {w}"))
+}
+
 impl ShmError {
     pub(crate) fn os(
         what: &'static str,
@@ -222,7 +228,7 @@ impl ShmError {
         Self::Os {
             what,
             object: object.into(),
-            source: source.into(),
+            source: crate::limits::told(source.into()),
         }
     }
 }

@@ -78,6 +78,11 @@ impl PeerCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Was the session ever up?
+    pub(crate) fn came_up(&self) -> bool {
+        self.lock().up
+    }
+
     pub(crate) fn update(&self, change: impl FnOnce(&mut PeerState)) {
         change(&mut self.lock());
         self.changed.notify_all();
@@ -101,6 +106,7 @@ impl PeerCore {
                 return Err(ShmError::Deadline {
                     what,
                     after: timeout,
+                    why: None,
                 });
             }
             state = self
@@ -241,6 +247,8 @@ impl Peer {
 struct ListenState {
     ready: VecDeque<Peer>,
     closed: Option<String>,
+    /// Why the latest of those that came did not come up.
+    trouble: Option<String>,
 }
 
 /// Sessions that came up at a listener and wait for [`ShmListener::accept`].
@@ -261,8 +269,15 @@ impl ListenQueue {
             return false;
         }
         state.ready.push_back(peer);
+        state.trouble = None;
         self.changed.notify_all();
         true
+    }
+
+    /// Somebody came, and could not be accepted: who waits in vain is to know.
+    pub(crate) fn note(&self, trouble: String) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.trouble = Some(trouble);
     }
 
     pub(crate) fn close(&self, why: String) {
@@ -292,10 +307,17 @@ impl ShmListener {
         &self.address
     }
 
+    /// What became of who came last, if that did not come up.
+    pub fn trouble(&self) -> Option<String> {
+        let state = &self.queue.state;
+        let state = state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.trouble.clone()
+    }
+
     /// The next peer whose handshake is complete.
     ///
     /// # Errors
-    /// [`ShmError::Deadline`], or [`ShmError::Down`] when the control thread is gone.
+    /// [`ShmError::Deadline`], with what became of who came last if that did not come up, or [`ShmError::Down`] when the control thread is gone.
     pub fn accept(&self, timeout: Duration) -> Result<Peer> {
         let deadline = crate::deadline(timeout);
         let mut state = self
@@ -315,6 +337,7 @@ impl ShmListener {
                 return Err(ShmError::Deadline {
                     what: "accepting a shared memory peer",
                     after: timeout,
+                    why: state.trouble.clone(),
                 });
             }
             state = self

@@ -70,7 +70,10 @@ impl Mapping {
         Self::new(fd, bytes, writable).map_err(|e| {
             Refusal::new(
                 RefusalCode::Map,
-                format!("cannot map a memfd of {len} bytes: {e}"),
+                format!(
+                    "cannot map a memfd of {len} bytes: {}",
+                    crate::limits::told(e.into())
+                ),
             )
         })
     }

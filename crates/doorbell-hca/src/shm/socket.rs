@@ -318,7 +318,10 @@ impl Socket {
         if message.flags.contains(ReturnFlags::CTRUNC) {
             return Err(Refusal::new(
                 RefusalCode::Descriptors,
-                "descriptors were cut off: too many, or this process has no room for more (RLIMIT_NOFILE, `ulimit -n`)",
+                format!(
+                    "descriptors were cut off: too many, or no room: {}",
+                    crate::limits::FILES
+                ),
             ));
         }
         if message.flags.contains(ReturnFlags::TRUNC) || message.bytes > MAX_MESSAGE {

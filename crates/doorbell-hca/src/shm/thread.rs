@@ -357,7 +357,9 @@ impl Control<'_> {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(e) => {
+                    let e = crate::limits::told(e);
                     tracing::warn!("accepting shared memory peers rests for {ACCEPT_PAUSE:?}: {e}");
+                    listening.queue.note(e.to_string());
                     listening.rest_until = Some(now + ACCEPT_PAUSE);
                     return;
                 }
@@ -380,6 +382,7 @@ impl Control<'_> {
                 }
             };
             turn_away(&socket, &refusal);
+            listening.queue.note(refusal.to_string());
         }
     }
 
@@ -404,23 +407,16 @@ impl Control<'_> {
         } else {
             None
         };
-        if let Some(refusal) = refusal {
-            turn_away(&socket, &refusal);
-            core.update(|s| s.end(Gone::Refused(refusal)));
-            return;
-        }
-        let words = match own_region() {
-            Some(words) => words,
-            None => {
-                turn_away(
-                    &socket,
-                    &Refusal::new(RefusalCode::Busy, "no memory for the locks of device words"),
-                );
-                return core.update(|s| {
-                    s.end(Gone::Socket(
-                        "no memory for the locks of device words".into(),
-                    ))
-                });
+        let words = refusal.map_or_else(
+            || own_region().map_err(|why| Refusal::new(RefusalCode::Busy, why)),
+            Err,
+        );
+        let words = match words {
+            Ok(words) => words,
+            Err(refusal) => {
+                turn_away(&socket, &refusal);
+                self.note(listener, refusal.to_string());
+                return core.update(|s| s.end(Gone::Refused(refusal)));
             }
         };
         let hello = Message::Hello(Hello {
@@ -454,6 +450,13 @@ impl Control<'_> {
             told: false,
         };
         self.sessions.insert(core.id, live);
+    }
+
+    /// What became of somebody who came to a listener.
+    fn note(&self, listener: Option<u32>, trouble: String) {
+        if let Some(listening) = listener.and_then(|id| self.listeners.get(&id)) {
+            listening.queue.note(trouble);
+        }
     }
 
     /// Time passes for everyone; what is over is cleared away.
@@ -556,6 +559,15 @@ impl Control<'_> {
         live.write(Instant::now());
         let gone = live.session.over().cloned().unwrap_or(Gone::ClosedHere);
         tracing::debug!("{id} (process {}): {gone}", live.core.credentials.pid);
+        if !live.core.came_up() {
+            let pid = live.core.credentials.pid;
+            // What it was told is what it says itself.
+            let trouble = match &gone {
+                Gone::Refused(refusal) => refusal.to_string(),
+                gone => format!("process {pid} came, and {gone}"),
+            };
+            self.note(live.listener, trouble);
+        }
         live.effects(self.shared, &mut self.events).leaving(&gone);
         live.latches.iter().for_each(|(_, latch)| latch.answered());
         let view = live.core.view.get();

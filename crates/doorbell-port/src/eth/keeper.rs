@@ -37,6 +37,7 @@ impl Keeper {
                 }
             })
             .map_err(|e| {
+                let e = crate::limits::thread(e);
                 PortError::system("starting the thread that answers for the port's address", e)
             })?;
         Ok(Self {

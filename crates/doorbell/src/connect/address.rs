@@ -134,7 +134,8 @@ pub fn look_up(address: &str, left: Duration) -> io::Result<Vec<SocketAddr>> {
             let all = (name.as_str(), port).to_socket_addrs();
             // Nobody may be waiting any more.
             let _ = send.send(all.map(Iterator::collect));
-        })?;
+        })
+        .map_err(doorbell_hca::limits::thread)?;
     match found.recv_timeout(left) {
         Ok(found) => found,
         Err(_) => Err(io::Error::new(

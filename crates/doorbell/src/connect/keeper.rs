@@ -100,7 +100,8 @@ impl Keeper {
                 kept.keep();
                 lock(&kept.inbox).gone = true;
                 kept.changed.notify_all();
-            })?;
+            })
+            .map_err(doorbell_hca::limits::thread)?;
         Ok(Self { shared })
     }
 

@@ -357,6 +357,16 @@ fn a_peer_that_lies_hears_why_and_others_are_served() {
                 "{refusal}"
             );
         }
+        // Who waits for somebody to come hears why nobody did, unless a liar got as far as the accept queue.
+        let words = match code {
+            RefusalCode::Deadline => "the peer did not answer".to_owned(),
+            _ => refusal.to_string(),
+        };
+        let told = eventually(|| match listener.accept(Duration::from_millis(1)) {
+            Ok(_) => true,
+            Err(e) => e.to_string().contains(&words),
+        });
+        assert!(told, "{what}: {:?}", listener.trouble());
     }
     // An honest peer that comes afterwards finds everything in order. (Liars that got as far as the accept queue are dead.)
     let _at_b = honest.shm.connect(&address("liar"), SOON).unwrap();
