@@ -56,7 +56,7 @@ fn caller_driven_engines_and_large_messages() {
 fn a_limit_that_is_met_while_both_connect_is_named() {
     let run = |limit: String| {
         let line = format!(
-            "ulimit {limit} && exec {} perf put-bw --quick --no-baseline --link shm --timeout 100",
+            "ulimit {limit} && exec {} perf put-bw --quick --no-baseline --link shm --timeout 20",
             env!("CARGO_BIN_EXE_doorbell")
         );
         let mut command = common::doorbell(&[]);

@@ -34,6 +34,9 @@ const NOW: Duration = Duration::from_millis(300);
 /// How often a wait for the peer looks whether it has answered instead.
 const SLICE: Duration = Duration::from_millis(20);
 
+/// Both sides of the shared memory link are connected within so long of each other, or one could not be.
+const CONNECTED: Duration = Duration::from_millis(500);
+
 /// An answer of the peer: what was asked for, or why not.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Answer<T> {
@@ -173,7 +176,7 @@ impl Partner {
     fn come(&mut self, listener: &Listener) -> Result<doorbell::Peer> {
         const WHAT: &str = "connect over shared memory";
         let start = Instant::now();
-        let mut answered = false;
+        let mut answered: Option<Instant> = None;
         let peer = loop {
             let left = self.timeout.saturating_sub(start.elapsed());
             let (asked, slice) = (Instant::now(), left.min(SLICE));
@@ -181,7 +184,7 @@ impl Partner {
                 Ok(peer) => break peer,
                 Err(e) if left.is_zero() || asked.elapsed() < slice => return Err(e.into()),
                 // Who could not dial says so, and does not come any more.
-                Err(_) if !answered && self.wire.wait(Duration::ZERO) => {
+                Err(_) if answered.is_none() && self.wire.wait(Duration::ZERO) => {
                     let outcome = self.answer::<()>(WHAT);
                     outcome.map_err(|e| match listener.trouble() {
                         Some(here) if !e.to_string().contains(&here) => {
@@ -189,12 +192,18 @@ impl Partner {
                         }
                         _ => e,
                     })?;
-                    answered = true;
+                    answered = Some(Instant::now());
+                }
+                // It was connected, and is no more: this side could not.
+                Err(_) if answered.is_some_and(|at| at.elapsed() > CONNECTED) => {
+                    if let Some(here) = listener.trouble() {
+                        bail!("this process could not {WHAT}: {here}");
+                    }
                 }
                 Err(_) => {}
             }
         };
-        if !answered {
+        if answered.is_none() {
             self.answer::<()>(WHAT)?;
         }
         Ok(peer)
@@ -395,6 +404,8 @@ impl Wire {
     fn wait(&mut self, time: Duration) -> bool {
         match self {
             Self::Channel(channel) => channel.wait(time),
+            // Looked for before, and not taken yet.
+            Self::Child(started) if started.line.is_some() => true,
             Self::Child(started) => match started.lines.recv_timeout(time) {
                 Ok(line) => {
                     started.line = Some(line);

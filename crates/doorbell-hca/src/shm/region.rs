@@ -72,7 +72,7 @@ impl Mapping {
                 RefusalCode::Map,
                 format!(
                     "cannot map a memfd of {len} bytes: {}",
-                    crate::limits::told(e.into())
+                    crate::limits::told(e)
                 ),
             )
         })
