@@ -10,15 +10,20 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use doorbell::GpuSelect;
 
-pub(crate) use crate::args_sweep::{CompareArgs, SweepArgs};
-pub(crate) use crate::args_tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 use crate::lists::{self, List};
 
 mod fault;
+mod hwtest;
 mod remote;
+mod sweep;
+mod tools;
 pub(crate) use fault::{FaultArgs, rules};
-pub(crate) use remote::far_address;
-pub(crate) use remote::{PeerProgram, PingpongArgs, RemoteArgs, ServeArgs};
+pub(crate) use hwtest::HwtestArgs;
+pub(crate) use remote::{
+    EXCHANGE_PORT, PeerProgram, PingpongArgs, RemoteArgs, ServeArgs, far_address,
+};
+pub(crate) use sweep::{CompareArgs, Experiment, SWEEP_LINKS, SweepArgs};
+pub(crate) use tools::{Bad, DumpArgs, ExplainArgs, Operation, StatArgs, Whom};
 
 /// Open GPU-initiated networking: GPU threads build and ring mlx5 work queues, a software HCA
 /// executes them.
@@ -48,7 +53,7 @@ pub(crate) enum Command {
     /// Say what changed between two sweeps beyond noise
     Compare(CompareArgs),
     /// Test this host's RDMA hardware, and write what was found to a file to send back
-    Hwtest(crate::hwtest::HwtestArgs),
+    Hwtest(HwtestArgs),
     /// Run one operation and show every byte of it, then the same with a mistake
     Explain(ExplainArgs),
     /// Show the queue pairs of a running process, and what a stuck one waits for

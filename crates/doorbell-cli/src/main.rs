@@ -4,11 +4,10 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
-mod args_sweep;
-mod args_tools;
 mod compare;
 mod config;
 mod cputime;
+mod device_error;
 mod doctor;
 mod dump;
 mod environment;
@@ -29,6 +28,7 @@ mod progress;
 mod schema;
 mod serve;
 mod ship;
+mod signals;
 mod stat;
 mod stats;
 mod sweep;

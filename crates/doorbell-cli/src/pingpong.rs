@@ -97,7 +97,7 @@ pub(crate) fn run(args: &PingpongArgs) -> Result<Ended> {
     let socket = match &args.host {
         Some(host) => Socket::dial(host, args.port, args.timeout)?,
         None => {
-            let stop = crate::serve::on_signals()?;
+            let stop = crate::signals::watch()?;
             let listener = Listener::bind(args.port)?;
             tell(&format!(
                 "waiting on TCP port {} for the other side",

@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,6 @@ use anyhow::{Context as _, Result, bail};
 use doorbell::Acceptor;
 use doorbell::connect::{Caller, Knock, Refusal, RefusalKind};
 use doorbell::{Config, Device, GpuSelect, Setting, Source};
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::Ended;
 use crate::args::{Link, ServeArgs};
@@ -23,22 +22,12 @@ use crate::perf::bench::{Bench, Benches};
 use crate::perf::peer::{Parting, session};
 use crate::perf::remote::{self, Over, port_at};
 use crate::perf::terms::Terms;
+use crate::signals;
 
 /// How often the server looks whether it should end.
 const SLICE: Duration = Duration::from_millis(50);
 /// Threads that tell clients beyond the limit to come later; who comes beyond those is hung up on.
 const REFUSING: u32 = 64;
-
-/// A word that is true once SIGINT or SIGTERM came. A second one ends the process at once.
-pub(crate) fn on_signals() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop)))
-            .context("asking for signals, by which this command ends")?;
-    }
-    Ok(stop)
-}
 
 /// What the threads of a server share.
 struct Server<'a> {
@@ -54,7 +43,7 @@ struct Server<'a> {
 
 /// Listens until a signal comes, or with `--once` until one client was served.
 pub(crate) fn run(args: &ServeArgs) -> Result<Ended> {
-    let stop = on_signals()?;
+    let stop = signals::watch()?;
     try_port(args)?;
     let mut acceptor = Acceptor::bind(args.listen.as_deref())?;
     let at = acceptor.address();

@@ -10,6 +10,9 @@ use super::DeviceArgs;
 use crate::lists;
 
 /// Where the second process is.
+/// TCP port at which `ibv_rc_pingpong` and the programs of perftest exchange what their queue pairs need.
+pub(crate) const EXCHANGE_PORT: u16 = 18_515;
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RemoteArgs {
     /// The second process is `doorbell serve` on this host (TCP port 4791 unless given)
@@ -165,7 +168,7 @@ pub(crate) struct PingpongArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32_768), default_value = "500")]
     pub(crate) rx_depth: u32,
     /// TCP port of the exchange
-    #[arg(short, long, value_name = "PORT", default_value_t = crate::foreign::PORT)]
+    #[arg(short, long, value_name = "PORT", default_value_t = EXCHANGE_PORT)]
     pub(crate) port: u16,
     /// Path MTU: 256, 512, 1024, 2048 or 4096
     #[arg(short, long, value_name = "BYTES", value_parser = path_mtu, default_value = "1024")]

@@ -15,8 +15,6 @@ use doorbell::connect::{Agreed, Offer, RoceTarget, ip_of_gid};
 
 pub(crate) use socket::{Listener, Socket};
 
-/// TCP port of both exchanges.
-pub(crate) const PORT: u16 = 18_515;
 /// UDP port of RoCEv2, which these programs do not negotiate.
 pub(crate) const ROCE_PORT: u16 = 4791;
 
@@ -91,7 +89,7 @@ pub(crate) fn port_at(ip: IpAddr) -> String {
 pub(crate) fn explain(code: u64) -> String {
     use doorbell::Syndrome;
     use doorbell::device_api::{Error, Failure};
-    let text = crate::perf::explain_device(code);
+    let text = crate::device_error::words(code);
     match Error::from_code(code).map(|e| e.failure()) {
         Some(Failure::Completion { syndrome, .. })
             if [Syndrome::LOCAL_LENGTH, Syndrome::REMOTE_INVAL_REQ]

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-use super::{
-    DeviceResult, Failed, HwtestArgs, LeftOut, Measured, Results, Step, heard, page, port,
-};
+use super::{DeviceResult, Failed, LeftOut, Measured, Results, Step, heard, page, port};
+use crate::args::HwtestArgs;
 use crate::schema::{Outcome, Report};
 
 /// What a program said is there when it has ended, unless another has its output.

@@ -182,7 +182,7 @@ fn read(region: &Mr, at: usize, len: usize) -> Result<Vec<u8>> {
 }
 
 fn told(error: DeviceError) -> anyhow::Error {
-    anyhow!(crate::perf::explain_device(error.code()))
+    anyhow!(crate::device_error::words(error.code()))
 }
 
 /// Runs all steps; what cannot even begin is the first step's failure.

@@ -195,11 +195,6 @@ fn defaults(settings: &doorbell::Settings) -> Defaults {
     }
 }
 
-/// A device error's number in words.
-pub(crate) fn explain_device(code: u64) -> String {
-    running::explain(code)
-}
-
 /// What the RoCE ports of a device went through, if anything was retried, dropped or refused; `None` if nothing was.
 pub(crate) fn roce_line(device: &doorbell::Device) -> Option<String> {
     counters::line(&counters::read::<doorbell::Qp>(device, &[]))

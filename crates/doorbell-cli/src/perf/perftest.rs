@@ -22,9 +22,10 @@ use super::queues;
 use super::running::{Statuses, Watch, first_failure};
 use super::tally::{Measured, Tally};
 use crate::WrongArguments;
+use crate::args::EXCHANGE_PORT;
 use crate::args::{Initiator, Link, PerfArgs, Test};
 use crate::foreign::perftest::{CYCLE, Keys, Report, Role, Talk};
-use crate::foreign::{Foreign, Listener, PORT, ROCE_PORT, Socket};
+use crate::foreign::{Foreign, Listener, ROCE_PORT, Socket};
 
 /// perftest's own defaults for WRITEs.
 pub(crate) const SIZE: u64 = 65_536;
@@ -55,15 +56,15 @@ impl Peer {
                         port.parse()
                             .with_context(|| format!("{port:?} is no TCP port"))?,
                     ),
-                    _ => (host.as_str(), PORT),
+                    _ => (host.as_str(), EXCHANGE_PORT),
                 };
                 (Socket::dial(host, port, args.timeout)?, Role::Client)
             }
             None => {
-                let stop = crate::serve::on_signals()?;
-                let listener = Listener::bind(PORT)?;
+                let stop = crate::signals::watch()?;
+                let listener = Listener::bind(EXCHANGE_PORT)?;
                 crate::complain(&format!(
-                    "waiting on TCP port {PORT} for {}",
+                    "waiting on TCP port {EXCHANGE_PORT} for {}",
                     program(args.test)
                 ));
                 let stop = || stop.load(std::sync::atomic::Ordering::Relaxed);
@@ -329,7 +330,7 @@ impl Peer {
         case: &Case,
         connected: Connected,
     ) -> Result<Measured> {
-        let stop = crate::serve::on_signals()?;
+        let stop = crate::signals::watch()?;
         self.talk.patience(RUN);
         let qp = connected.qps.first().context("no queue pair")?;
         // Its word comes when it has measured; an engine without a thread is driven meanwhile.

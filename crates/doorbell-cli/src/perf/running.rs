@@ -315,7 +315,7 @@ pub(crate) fn first_failure<'q>(
     let Some((thread, status)) = statuses.iter().enumerate().find(|(_, s)| s.error != 0) else {
         return Ok(());
     };
-    let why = explain(status.error);
+    let why = crate::device_error::words(status.error);
     let failure = doorbell_device::Error::from_code(status.error).map(|e| e.failure());
     let mut text = format!("thread {thread}: {why}");
     if let Some(qp) = qp_of(thread as u64) {
@@ -395,29 +395,6 @@ fn says_the_same(code: u64, fault: &doorbell::QpFault) -> bool {
                 && wqe_index == fault.wqe_index()
         }
         _ => false,
-    }
-}
-
-/// A device error's number in words, syndromes by name.
-pub(crate) fn explain(code: u64) -> String {
-    match doorbell_device::Error::from_code(code) {
-        Some(error) => match error.failure() {
-            Failure::Completion {
-                syndrome,
-                vendor,
-                wqe_index,
-            } => {
-                let mut text =
-                    format!("WQE {wqe_index} completed in error: {}", Syndrome(syndrome));
-                if Vendor(vendor) != Vendor::NONE {
-                    text.push_str(&format!("; vendor syndrome {}", Vendor(vendor)));
-                }
-                text
-            }
-            Failure::TimedOut => "what it waited for did not happen by its deadline".to_owned(),
-            _ => error.to_string(),
-        },
-        None => "no error".to_owned(),
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn run(args: &SweepArgs) -> Result<Ended> {
     }
     // Found out now, not when the results are there and cannot be kept.
     files::prepare(&folder, args.force)?;
-    let stop = crate::serve::on_signals()?;
+    let stop = crate::signals::watch()?;
     let mut sweep = run::Sweep::new(args, stop)?;
     say(&format!("{}\n", screen::heading(sweep.results())))?;
     let ended =

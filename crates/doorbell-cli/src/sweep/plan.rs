@@ -9,7 +9,7 @@ use clap::Parser;
 use anyhow::{Context as _, Result, bail};
 
 use crate::args::{Cli, Command, Link, PerfArgs};
-use crate::args_sweep::{Experiment, LINKS, SweepArgs};
+use crate::args::{Experiment, SWEEP_LINKS, SweepArgs};
 
 /// One `doorbell perf` command and what it is part of.
 #[derive(Clone, Debug)]
@@ -100,8 +100,8 @@ struct Plan<'a> {
 impl Plan<'_> {
     fn links(&self) -> Vec<Link> {
         match self.args.links.as_slice() {
-            [] => LINKS.to_vec(),
-            some => LINKS
+            [] => SWEEP_LINKS.to_vec(),
+            some => SWEEP_LINKS
                 .into_iter()
                 .filter(|link| some.contains(link))
                 .collect(),

@@ -83,10 +83,10 @@ pub(crate) enum Experiment {
 }
 
 /// Links that a sweep measures, all of them where nobody chose some.
-pub(crate) const LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
+pub(crate) const SWEEP_LINKS: [Link; 3] = [Link::Loopback, Link::Shm, Link::Roce];
 
 fn link() -> impl TypedValueParser<Value = Link> {
-    let names = LINKS.iter().filter_map(Link::to_possible_value);
+    let names = SWEEP_LINKS.iter().filter_map(Link::to_possible_value);
     PossibleValuesParser::new(names).try_map(|name| Link::from_str(&name, false))
 }
 
