@@ -135,7 +135,10 @@ impl Drop for Place<'_> {
 /// Starts a thread, if the system has one.
 fn spawn<'s>(scope: &'s Scope<'s, '_>, work: impl FnOnce() + Send + 's) -> std::io::Result<()> {
     let thread = std::thread::Builder::new().name("doorbell-serve".to_owned());
-    thread.spawn_scoped(scope, work).map(drop)
+    thread
+        .spawn_scoped(scope, work)
+        .map(drop)
+        .map_err(doorbell::limits::thread)
 }
 
 fn too_many(most: u32) -> Refusal {

@@ -51,6 +51,22 @@ fn caller_driven_engines_and_large_messages() {
     assert!(out.contains("none wrong"), "{out}");
 }
 
+/// The second process waits for orders as long as the first one measures, and not for ever where that is stopped.
+#[test]
+fn a_first_process_that_is_stopped_is_given_up_after_the_time_out() {
+    let args = words("perf put-bw --link shm --secs 100 --no-baseline --timeout 1");
+    let first = Running::start(&args);
+    let pid = first.pid();
+    wait_until("the second process", || !children(pid).is_empty());
+    let second = children(pid)[0];
+    common::signal(pid, "-STOP");
+    wait_until("its end", || !alive(second));
+    common::signal(pid, "-CONT");
+    let (_, err) = texts(&first.finish());
+    assert!(err.contains("has been stopped (SIGSTOP"), "{err}");
+    assert!(err.contains(&format!("process {pid}")), "{err}");
+}
+
 /// Where a limit of the system ends it, the limit is in the error, whichever of the two met it, and nobody waits for the other.
 #[test]
 fn a_limit_that_is_met_while_both_connect_is_named() {

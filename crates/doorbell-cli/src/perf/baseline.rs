@@ -59,7 +59,7 @@ pub(crate) fn ping_pong_ns(timeout: Duration, other: Option<usize>) -> Option<f6
     let deadline = Instant::now() + timeout;
     let mut samples = Vec::with_capacity(ROUNDS as usize);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let echo = || {
             if let Some(cpu) = other {
                 // Where that is refused, both share a processor, and the figure shows it.
                 let _ = crate::pin::to(cpu);
@@ -70,7 +70,14 @@ pub(crate) fn ping_pong_ns(timeout: Duration, other: Option<usize>) -> Option<f6
                 }
                 back.0.store(round, Ordering::Release);
             }
-        });
+        };
+        // Without a second thread there is no figure.
+        if std::thread::Builder::new()
+            .spawn_scoped(scope, echo)
+            .is_err()
+        {
+            return;
+        }
         for round in 1..=ROUNDS {
             let start = Instant::now();
             there.0.store(round, Ordering::Release);

@@ -26,6 +26,7 @@ use super::tally::Tally;
 use super::terms::{Share, Terms};
 use crate::args::PeerArgs;
 use crate::cputime::CpuClock;
+use crate::units::span;
 
 mod work;
 use work::Work;
@@ -108,12 +109,39 @@ pub(crate) enum Parting {
 }
 
 /// Standard input and output.
-struct Stdio;
+struct Stdio {
+    /// How long the initiator may be stopped.
+    timeout: Duration,
+    /// For how long it has been, as far as this process ran meanwhile: both are stopped by one key, and go on by one command.
+    stopped: Duration,
+}
+
+impl Stdio {
+    /// Looks at the initiator, every [`GLANCE`].
+    fn glance(&mut self, parent: u32) {
+        self.stopped = match doorbell::report::is_stopped(parent) {
+            true => self.stopped + GLANCE,
+            false => Duration::ZERO,
+        };
+    }
+}
+
+/// Between two looks whether the initiator is stopped: it may give no orders for as long as it measures.
+const GLANCE: Duration = Duration::from_millis(500);
 
 impl Orders for Stdio {
     fn next(&mut self, turn: &mut dyn FnMut() -> Turn) -> Result<Option<Vec<u8>>> {
         // One order at a time is under way, so what is buffered is never a second one.
-        while !wait_driving(turn, HOUR, |time| readable(&std::io::stdin(), time)) {}
+        let parent = std::os::unix::process::parent_id();
+        while !wait_driving(turn, GLANCE, |time| readable(&std::io::stdin(), time)) {
+            self.glance(parent);
+            if self.stopped > self.timeout {
+                bail!(
+                    "the first process of this run (process {parent}) has been stopped (SIGSTOP, or a debugger) for more than {}: this one ends; raise --timeout for longer",
+                    span(self.timeout)
+                );
+            }
+        }
         let mut line = Vec::new();
         let got = std::io::stdin()
             .lock()
@@ -207,7 +235,11 @@ pub(crate) fn serve(args: &PeerArgs) -> Result<()> {
     // For rules of fault scripts: the initiator is the first.
     config.rank = Some(1);
     let bench: Rc<Bench> = Benches::new(config, None)?.main()?;
-    session(&bench, args.timeout, &Terms::own(), &mut Stdio).map(drop)
+    let mut orders = Stdio {
+        timeout: args.timeout,
+        stopped: Duration::ZERO,
+    };
+    session(&bench, args.timeout, &Terms::own(), &mut orders).map(drop)
 }
 
 /// Does what is ordered until there are no more orders.

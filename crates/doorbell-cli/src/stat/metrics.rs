@@ -49,12 +49,17 @@ pub(super) fn serve(address: &str, whom: Whom) -> Result<Ended> {
                 continue;
             }
             let busy = &busy;
-            scope.spawn(move || {
+            let started = std::thread::Builder::new().spawn_scoped(scope, move || {
                 if let Err(error) = answer(stream, whom) {
                     complain(&error);
                 }
                 busy.fetch_sub(1, Ordering::Relaxed);
             });
+            if let Err(error) = started {
+                complain(&doorbell::limits::thread(error));
+                busy.fetch_sub(1, Ordering::Relaxed);
+                std::thread::sleep(PAUSE);
+            }
         }
     });
     Ok(Ended::Well)

@@ -30,19 +30,31 @@ pub fn directories() -> Vec<PathBuf> {
 
 /// The first directory that exists or can be made, belongs to us, and to nobody else.
 pub fn directory() -> io::Result<PathBuf> {
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    let mut why: Option<io::Error> = None;
     for dir in directories() {
         match own(&dir) {
             Ok(()) => return Ok(dir),
-            Err(e) => last = e,
+            Err(e) => {
+                why = Some(match why {
+                    Some(first) => io::Error::new(first.kind(), format!("{first}; {e}")),
+                    None => e,
+                });
+            }
         }
     }
-    Err(last)
+    Err(why.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
 fn own(dir: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(dir) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+            let above = dir.parent().unwrap_or(dir).display();
+            let words = format!(
+                "{} cannot be made: {e}: make {above} writable",
+                dir.display()
+            );
+            return Err(io::Error::new(e.kind(), words));
+        }
         _ => {}
     }
     is_ours(dir)
@@ -51,13 +63,21 @@ fn own(dir: &Path) -> io::Result<()> {
 /// Somebody else could have made it first, to read what we write or to have us remove what we should not.
 fn is_ours(dir: &Path) -> io::Result<()> {
     let is = fs::symlink_metadata(dir)?;
-    match is.is_dir() && is.uid() == rustix::process::geteuid().as_raw() && is.mode() & 0o077 == 0 {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("{} is not a directory of this user alone", dir.display()),
-        )),
-    }
+    let (own, mode) = (rustix::process::geteuid().as_raw(), is.mode() & 0o7777);
+    let found = match is.file_type() {
+        kind if kind.is_symlink() => "it is a link".to_owned(),
+        kind if !kind.is_dir() => "it is no directory".to_owned(),
+        _ if is.uid() != own => format!("it is user {}'s, and this is user {own}", is.uid()),
+        _ if mode & 0o077 != 0 => format!("its mode is {mode:03o}"),
+        _ => return Ok(()),
+    };
+    Err(io::Error::new(
+        io::ErrorKind::PermissionDenied,
+        format!(
+            "{} is not a directory of this user alone ({found}): remove or rename it",
+            dir.display()
+        ),
+    ))
 }
 
 /// Records that lie there: the process of each, and its file. `None`: of every process.
@@ -291,13 +311,20 @@ mod tests {
         let dir = tempfile_dir("open");
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .expect("chmod");
-        assert!(own(&dir).is_err());
+        let told = own(&dir).expect_err("others may read it").to_string();
+        assert!(
+            told.contains("(its mode is 755): remove or rename it"),
+            "{told}"
+        );
         fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .expect("chmod");
         assert!(own(&dir).is_ok());
         let link = dir.with_extension("link");
         std::os::unix::fs::symlink(&dir, &link).expect("symlink");
-        assert!(own(&link).is_err(), "a link may lead anywhere");
+        let told = own(&link)
+            .expect_err("a link may lead anywhere")
+            .to_string();
+        assert!(told.contains("it is a link"), "{told}");
         let _ = fs::remove_file(link);
         let _ = fs::remove_dir(dir);
     }

@@ -484,7 +484,7 @@ fn warn_once(e: &std::io::Error) {
     static SAID: std::sync::Once = std::sync::Once::new();
     SAID.call_once(|| {
         tracing::warn!(
-            "the flight record of this process is kept in its own memory and will not survive it: {e}; make /dev/shm (or XDG_RUNTIME_DIR) writable, or give DOORBELL_RECORD=off"
+            "the flight record of this process is kept in its own memory and will not survive it: {e}; or give DOORBELL_RECORD=off"
         );
     });
 }

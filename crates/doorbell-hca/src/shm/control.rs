@@ -177,7 +177,13 @@ impl Shm {
                 let shared = Arc::clone(&shared);
                 move || thread::run(&shared)
             })
-            .map_err(|e| ShmError::os("starting a thread", "control thread", e))?;
+            .map_err(|e| {
+                ShmError::os(
+                    "starting a thread",
+                    "control thread",
+                    crate::limits::thread(e),
+                )
+            })?;
         Ok(Self {
             shared,
             thread: Some(thread),

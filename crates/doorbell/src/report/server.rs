@@ -412,11 +412,18 @@ fn at_once<R: Send>(pids: &[u32], ask: impl Fn(u32) -> R + Sync) -> Vec<(u32, R)
         found.extend(std::thread::scope(|scope| {
             let asked: Vec<_> = some
                 .iter()
-                .map(|&pid| (pid, scope.spawn(move || ask(pid))))
+                .map(|&pid| {
+                    // Where there may be no more threads, one asks after the other.
+                    let thread = std::thread::Builder::new();
+                    (pid, thread.spawn_scoped(scope, move || ask(pid)))
+                })
                 .collect();
             let all = asked.into_iter();
-            all.filter_map(|(pid, asked)| Some((pid, asked.join().ok()?)))
-                .collect::<Vec<_>>()
+            all.filter_map(|(pid, asked)| {
+                let answer = asked.map_or_else(|_| Some(ask(pid)), |asked| asked.join().ok());
+                Some((pid, answer?))
+            })
+            .collect::<Vec<_>>()
         }));
     }
     found
