@@ -111,32 +111,11 @@ pub fn meant(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix(PREFIX)?;
     let near = VARIABLES.iter().filter_map(|(known, _)| {
         let suffix = known.strip_prefix(PREFIX)?;
-        let steps = distance(name, suffix);
+        let steps = strsim::osa_distance(name, suffix);
         let few = 1 + usize::from(suffix.len() > 7);
         (1..=few).contains(&steps).then_some((steps, *known))
     });
     near.min().map(|(_, known)| known)
-}
-
-/// Letters to insert, remove, replace, or exchange with their neighbour.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let other = usize::from(a[i - 1] != b[j - 1]);
-            let mut least = (rows[i - 1][j] + 1)
-                .min(row[j - 1] + 1)
-                .min(rows[i - 1][j - 1] + other);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 /// A name that is nearly one of ours does nothing: said once a process.
