@@ -82,6 +82,12 @@ fn wrong_arguments_are_refused_with_a_remedy() {
         ),
         ("perf put-bw --iters 1 --json /", 1, "--json"),
         (
+            "perf put-bw --iters 1 --trace /nonexistent/t.json",
+            1,
+            "/nonexistent/t.json",
+        ),
+        ("perf put-bw --iters 1 --trace /", 1, "name another file"),
+        (
             "perf put-bw --iters 1 --module /dev/zero",
             1,
             "regular file",

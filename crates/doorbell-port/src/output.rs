@@ -43,6 +43,28 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Looks, before there is something to write, whether [`create`] would be able to. Nothing is emptied, and a file that was not there is not there
+/// afterwards, except where a link leads to none: it does then. What is no file is left alone, unless it is a folder: who reads a pipe would see it end.
+///
+/// # Errors
+/// What the system says.
+pub fn check(path: &Path) -> io::Result<()> {
+    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+        return Ok(());
+    }
+    let mut may = OpenOptions::new();
+    may.write(true);
+    match may.create_new(true).open(path) {
+        Ok(_) => std::fs::remove_file(path),
+        // Also another process's that looks at this moment.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            let may = may.create_new(false).create(true).truncate(false);
+            may.open(path).map(drop)
+        }
+        Err(e) => Err(e),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +87,30 @@ mod tests {
         reader.read_to_string(&mut text).unwrap();
         std::fs::remove_file(&pipe).unwrap();
         assert_eq!(text, "read");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_known_before_and_a_look_changes_nothing() {
+        let dir = std::env::temp_dir().join(format!("doorbell-check-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (new, old, pipe) = (dir.join("new"), dir.join("old"), dir.join("pipe"));
+        std::fs::write(&old, "old").unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        for fine in [&new, &old, &pipe] {
+            check(fine).unwrap();
+        }
+        assert!(!new.exists());
+        assert_eq!(std::fs::read(&old).unwrap(), b"old");
+        let wrong = [
+            (dir.clone(), io::ErrorKind::IsADirectory),
+            (dir.join("none/new"), io::ErrorKind::NotFound),
+            (old.join("new"), io::ErrorKind::NotADirectory),
+        ];
+        for (wrong, kind) in wrong {
+            assert_eq!(check(&wrong).unwrap_err().kind(), kind, "{wrong:?}");
+            assert_eq!(create(&wrong).unwrap_err().kind(), kind, "{wrong:?}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

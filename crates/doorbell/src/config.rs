@@ -157,6 +157,22 @@ impl Settings {
         })
     }
 
+    /// Where this process's trace goes.
+    pub(crate) fn trace_file(&self) -> Option<PathBuf> {
+        self.trace.as_deref().map(for_this_process)
+    }
+
+    /// A trace is written when all is over: that it cannot be is said before anything begins.
+    pub(crate) fn check_trace(&self) -> crate::Result<()> {
+        let Some(path) = self.trace_file() else {
+            return Ok(());
+        };
+        crate::input::check(&path).map_err(|source| {
+            let e = Error::Trace { path, source };
+            self.variable_fails("trace", &e).unwrap_or(e)
+        })
+    }
+
     /// Every setting with its value, where that came from, and why.
     pub fn explain(&self) -> &[Setting] {
         &self.explained

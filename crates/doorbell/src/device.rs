@@ -170,6 +170,7 @@ impl DeviceBuilder {
     /// Opens it.
     pub fn open(self) -> Result<Device> {
         let settings = self.config.resolve()?;
+        settings.check_trace()?;
         let module = self.module.unwrap_or(Module {
             ptx: doorbell_kernels::PTX,
             host: doorbell_kernels::HOST,
@@ -506,14 +507,12 @@ impl Drop for KernelNote {
 impl Drop for Inner {
     /// Writes the trace that was asked for by a setting: now, all that happened has happened.
     fn drop(&mut self) {
-        if let Some(path) = self.settings.trace.clone()
+        if let Some(path) = self.settings.trace_file()
             && self.gpu.is_this_process()
+            && let Err(e) = self.write_trace(&path)
         {
-            let path = crate::config::for_this_process(&path);
-            if let Err(e) = self.write_trace(&path) {
-                let e = self.settings.variable_fails("trace", &e).unwrap_or(e);
-                tracing::error!("{e}");
-            }
+            let e = self.settings.variable_fails("trace", &e).unwrap_or(e);
+            tracing::error!("{e}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files that people name: fault scripts, results, captures; for those that are written, [`create`].
+//! Files that people name: fault scripts, results, captures; for those that are written, [`create`] and [`check`].
 //!
 //! A name may be anything: a pipe that nobody writes to would be waited for without an end, a device never ends, a disk image fills the memory. So
 //! a file is opened without waiting, has to be a regular one, and is read up to a limit.
@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-pub use doorbell_hca::roce::output::create;
+pub use doorbell_hca::roce::output::{check, create};
 
 /// The bytes of the regular file at `path`, of which there are at most `most`.
 ///

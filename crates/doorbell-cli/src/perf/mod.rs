@@ -132,6 +132,12 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
     if let Some(path) = &args.json {
         report::check_json(path)?;
     }
+    if let Some(path) = &args.trace {
+        doorbell::input::check(path).map_err(|source| doorbell::Error::Trace {
+            path: path.clone(),
+            source,
+        })?;
+    }
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut reporter = Reporter::new(args.test, json_on_stdout);
     const OUTPUT: &str = "writing to standard output";

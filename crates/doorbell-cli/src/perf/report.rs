@@ -29,19 +29,12 @@ pub(crate) struct Reporter {
     latency: bool,
 }
 
-/// Can the result file be written? Pipes are left alone: whoever reads one would see it end.
+/// Can the result file be written?
 pub(crate) fn check_json(to: &Path) -> Result<()> {
-    let special = std::fs::metadata(to).is_ok_and(|m| !m.is_file() && !m.is_dir());
-    if special || to.as_os_str() == "-" {
+    if to.as_os_str() == "-" {
         return Ok(());
     }
-    std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(to)
-        .map(drop)
-        .with_context(|| unwritable(to))
+    doorbell::input::check(to).with_context(|| unwritable(to))
 }
 
 fn unwritable(to: &Path) -> String {
