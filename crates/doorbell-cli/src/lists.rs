@@ -101,6 +101,14 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The same, and not nothing.
+pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        0 => Err("nothing is too little: give bytes, or use K, M, G, as in 64M".to_owned()),
+        n => Ok(n),
+    }
+}
+
 /// `--depth`: a power of two from 2 to 32768, what an mlx5 send queue of 16-bit indexes takes.
 pub(crate) fn depth(text: &str) -> Result<u32, String> {
     let value = bytes(text)?;

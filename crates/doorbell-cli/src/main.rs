@@ -218,12 +218,16 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     shown
 }
 
+/// What `DOORBELL_LOG` may be.
+const LOG_REMEDY: &str =
+    "give off, error, warn, info, debug or trace, or a list such as doorbell_hca=debug,warn";
+
 /// Warnings, or whatever is `usual`, go to standard error; `DOORBELL_LOG` asks for more. Whoever is to `keep` them has them in its results, too.
 fn log(usual: &str, keep: bool) {
     let asked = std::env::var_os("DOORBELL_LOG").unwrap_or_default();
     let filter = filter(&asked.to_string_lossy(), usual).unwrap_or_else(|why| {
         complain(&format!(
-            "doorbell: DOORBELL_LOG={}: {why}: give off, error, warn, info, debug or trace, or a list such as doorbell_hca=debug,warn; it is taken as {usual}",
+            "doorbell: DOORBELL_LOG={}: {why}: {LOG_REMEDY}; it is taken as {usual}",
             asked.display()
         ));
         EnvFilter::new(usual)

@@ -64,10 +64,23 @@ const NOWHERE: &str = "no NCCL was found in the loader's folders, LD_LIBRARY_PAT
 
 fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     let path = path.map(|p| p.as_ref().display().to_string());
-    let found: Vec<Found> = found.into_iter().map(judge).collect();
+    let older = path.as_deref().map(older);
+    let asks_older = |f: &NcclFound| f.release.is_some_and(|r| OLD.contains(&r));
+    let all_older = !found.is_empty() && found.iter().all(asks_older);
+    let found: Vec<Found> = found
+        .into_iter()
+        .map(|found| match asks_older(&found) {
+            true => judge_older(found, older.as_deref()),
+            false => judge(found),
+        })
+        .collect();
+    let loaded = |path: &String| match &older {
+        Some(older) if all_older => ("NCCL_NET_PLUGIN", older.clone()),
+        _ => ("NCCL_GIN_PLUGIN", path.clone()),
+    };
     let variables = match &path {
         Some(path) => vec![
-            ("NCCL_GIN_PLUGIN", path.clone()),
+            loaded(path),
             ("NCCL_GIN_TYPE", "3".to_owned()),
             ("NCCL_CUMEM_ENABLE", "1".to_owned()),
             // Kernels that wait must not meet the loading of others, nor share their channel.
@@ -93,19 +106,35 @@ fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
 
 /// Releases that look inside a network plug-in. Those of 2.30 before 2.30.7 are refused: their device code has yet other structures.
 const OLD: Range<(u32, u32, u32)> = (2, 28, 7)..(2, 30, 0);
-const OLDER: &str = "it loads libnccl-net-doorbell.so, beside the plug-in: NCCL_NET_PLUGIN instead of NCCL_GIN_PLUGIN, for ranks of one host";
+const OLDER: &str = "libnccl-net-doorbell.so";
 
-/// The plug-in, or for older releases the one beside it.
+/// The object for older releases, beside the plug-in.
+fn older(plugin: &str) -> String {
+    Path::new(plugin)
+        .with_file_name(OLDER)
+        .display()
+        .to_string()
+}
+
+/// The plug-in for a release that takes it, or does not.
 fn judge(found: NcclFound) -> Found {
-    let (fits, why) = match found.release {
-        Some(release) if OLD.contains(&release) => (Some(true), OLDER.to_owned()),
-        _ => (found.loads, found.why),
-    };
     Found {
         version: found.version,
         path: found.path,
-        fits,
-        why,
+        fits: found.loads,
+        why: found.why,
+    }
+}
+
+/// The same for one that takes the object for older releases, where that is known to be.
+fn judge_older(found: NcclFound, object: Option<&str>) -> Found {
+    let object = object.unwrap_or(OLDER);
+    Found {
+        fits: Some(true),
+        why: format!(
+            "it loads NCCL_NET_PLUGIN={object} instead of NCCL_GIN_PLUGIN, for ranks of one host"
+        ),
+        ..judge(found)
     }
 }
 
@@ -126,12 +155,37 @@ mod tests {
         ] {
             let text = format!("/usr/lib64/libnccl.so.{version}:\n");
             let tree = doorbell_doctor::tree::Manifest::parse(&text).expect("a machine");
-            let found: Vec<Found> = nccl_with_plugin(&tree, GIN)
-                .into_iter()
-                .map(judge)
-                .collect();
+            let found = nccl(nccl_with_plugin(&tree, GIN), Some("/x/lib/gin.so")).found;
             assert_eq!(found[0].fits, Some(fits), "{version}: {}", found[0].why);
         }
+    }
+
+    /// What to set is for the NCCL that is there; for both kinds, each has its own beside it.
+    #[test]
+    fn an_older_nccl_is_told_what_it_loads() {
+        let to_set = |files: &str| {
+            let tree = doorbell_doctor::tree::Manifest::parse(files).expect("a machine");
+            nccl(nccl_with_plugin(&tree, GIN), Some("/x/lib/gin.so"))
+        };
+        let (old, new) = (
+            "/usr/lib64/libnccl.so.2.28.9:\n",
+            "/usr/lib/libnccl.so.2.30.7:\n",
+        );
+        let object = "NCCL_NET_PLUGIN=/x/lib/libnccl-net-doorbell.so";
+        let plugin = to_set(old);
+        assert_eq!(
+            plugin.variables[0],
+            (
+                "NCCL_NET_PLUGIN",
+                "/x/lib/libnccl-net-doorbell.so".to_owned()
+            )
+        );
+        assert!(!plugin.words().contains("NCCL_GIN_PLUGIN="));
+        let plugin = to_set(&format!("{new}{old}"));
+        assert_eq!(plugin.found.len(), 2);
+        assert_eq!(plugin.variables[0].0, "NCCL_GIN_PLUGIN");
+        assert!(plugin.words().contains(object), "{}", plugin.words());
+        assert!(!to_set(new).words().contains("NCCL_NET_PLUGIN"));
     }
 
     #[test]

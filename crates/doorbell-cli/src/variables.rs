@@ -69,6 +69,13 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
     let text = value.to_string_lossy();
     let check = match name {
         _ if value.is_empty() => return None,
+        "DOORBELL_LOG" => crate::filter(&text, "warn")
+            .map(drop)
+            .map_err(|why| format!("{why}: {}; it is taken as warn", crate::LOG_REMEDY)),
+        "DOORBELL_REPORT" => match &*text {
+            "on" | "off" => Ok(()),
+            _ => Err("give on or off; it is taken as on".to_owned()),
+        },
         "DOORBELL_HOME" => crate::ship::check_home().map_err(|e| crate::words(&e)),
         "DOORBELL_WORLD" | "DOORBELL_RENDEZVOUS" | "DOORBELL_JOB" => {
             let launched = doorbell::Launched::detect(None);
@@ -101,6 +108,8 @@ mod tests {
                 "DOORBELL_NCCL_TIMEOUT is one",
             ),
             ("DOORBELL_SEED", "9", false, "there is no such variable"),
+            ("DOORBELL_LOG", "loud", true, "is taken as warn"),
+            ("DOORBELL_REPORT", "maybe", true, "is taken as on"),
             ("DOORBELL_GPU_COPIES", "engine", true, "engine: who makes"),
         ] {
             let variable = Variable::of(name.to_owned(), OsStr::new(value));

@@ -45,6 +45,9 @@ fn wrong_arguments_are_refused_with_a_remedy() {
         ),
         ("perf put-bw --link roce --connect h:99999", 2, "1 to 65535"),
         ("serve --listen a:b:c", 2, "brackets"),
+        ("serve --listen 5000", 2, "0.0.0.0:5000"),
+        ("serve --port 4792", 2, "udp://ADDR:4792"),
+        ("serve --memory 0", 2, "too little"),
         (
             "serve --listen 127.0.0.1:0 --port udp://255.255.255.255",
             2,
@@ -140,6 +143,17 @@ fn a_bad_variable_is_an_error_that_names_it() {
     assert_eq!(output.status.code(), Some(1));
     assert!(
         err.contains("DOORBELL_HCA_CORES") && err.contains("many"),
+        "{err}"
+    );
+    // A depth that a device may have, and these tests may not.
+    let output = doorbell(&["perf", "signal-lat", "--quick"])
+        .env("DOORBELL_DEPTH", "1")
+        .output()
+        .expect("running doorbell");
+    let (_, err) = texts(&output);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        err.contains("DOORBELL_DEPTH") && err.contains("2 to"),
         "{err}"
     );
 }

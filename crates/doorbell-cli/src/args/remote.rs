@@ -62,8 +62,18 @@ fn rendezvous(text: &str) -> Result<Rendezvous, String> {
         .map_err(|e: doorbell::BootstrapError| e.to_string())
 }
 
+/// Is it a number, and no more? As a host it would be an IPv4 address in one piece, which nobody means.
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
 /// `HOST[:PORT]`, whose name is looked up later.
 fn address(text: &str) -> Result<String, String> {
+    if is_number(text) {
+        return Err(format!(
+            "a port alone is no address: give the host too, as in 127.0.0.1:{text}; to listen at every one, 0.0.0.0:{text}"
+        ));
+    }
     match doorbell::connect::check_address(text) {
         Ok(()) => Ok(text.to_owned()),
         Err(ConnectError::Address { remedy, .. }) => Err(remedy),
@@ -92,6 +102,9 @@ pub(super) fn roce_port(text: &str) -> Result<String, String> {
 /// A RoCE port, or an RDMA device's behind `verbs:`.
 pub(super) fn port(text: &str) -> Result<String, String> {
     match text.strip_prefix("verbs:") {
+        None if is_number(text) => Err(format!(
+            "a number alone is no port of these: give udp, udp://ADDR:{text}, raw:IFNAME or verbs:DEVICE; the TCP port for clients is --listen's"
+        )),
         Some(device) => checked(text, doorbell::connect::check_verbs_port(device).map(drop)),
         None => roce_port(text),
     }
@@ -138,7 +151,7 @@ pub(crate) struct ServeArgs {
     pub(crate) clients: u32,
     /// Memory that clients get together; who asks for more is refused. K, M and G are taken
     /// [default: half of what is free when the server starts]
-    #[arg(long, value_name = "BYTES", value_parser = lists::bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = lists::some_bytes)]
     pub(crate) memory: Option<u64>,
     /// Give up when no client comes for this many seconds [default: wait for ever]
     #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = lists::seconds)]

@@ -232,6 +232,11 @@ fn fits(cases: &[Case], bench: &Bench) -> Result<()> {
         bench.device.gpu().is_cuda() || most <= limit,
         "{most} threads are more than the host GPU runs ({limit}): lower --blocks or --threads, or use a CUDA GPU"
     );
+    // One that was not given by --depth, which has the same bound: a put with a signal is two work requests.
+    anyhow::ensure!(
+        cases.iter().all(|c| c.depth >= 2),
+        "queues of 1 slot (DOORBELL_DEPTH) are too short for these tests: give --depth, from 2 to 32768"
+    );
     Ok(())
 }
 

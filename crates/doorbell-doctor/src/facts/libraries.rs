@@ -150,7 +150,10 @@ pub(super) fn found(view: View<'_>, folders: &[String], environment: &Environmen
             }
         }
     }
-    for folder in folders {
+    // A wheel's folder may be one of the loader's too (`LD_LIBRARY_PATH`): what is in it is not there twice.
+    let place = |path: &str| view.real(path).unwrap_or_else(|| path.to_owned());
+    let wheels: BTreeSet<String> = all.iter().map(|f| place(&f.path)).collect();
+    for folder in folders.iter().filter(|f| !wheels.contains(&place(f))) {
         system(view, folder, &mut all);
     }
     all.sort_by_key(|f| f.kind);

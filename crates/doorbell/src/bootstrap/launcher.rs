@@ -215,7 +215,7 @@ impl Vars<'_> {
             Err(_) => Err(BootstrapError::Variable {
                 name,
                 value,
-                remedy: "it is not a number: the launcher, or whoever set it, made a mistake",
+                remedy: "it is not a number: give the launcher's own, or unset it",
             }),
         }
     }
@@ -255,11 +255,21 @@ fn halves(vars: &Vars<'_>) -> Vec<String> {
             )
         })
     });
-    groups.collect()
+    let world = "DOORBELL_WORLD is set without DOORBELL_RANK";
+    let alone = vars.get("DOORBELL_WORLD").is_some() && vars.get("DOORBELL_RANK").is_none();
+    groups.chain(alone.then(|| world.to_owned())).collect()
 }
 
 fn by_hand(vars: &Vars<'_>) -> Result<Option<Told>> {
-    let Some((rank, world)) = vars.place("DOORBELL_RANK", "DOORBELL_WORLD")? else {
+    let name = "DOORBELL_WORLD";
+    if vars.number::<u32>(name)? == Some(0) {
+        return Err(BootstrapError::Variable {
+            name,
+            value: "0".to_owned(),
+            remedy: "give the number of ranks, from 1",
+        });
+    }
+    let Some((rank, world)) = vars.place("DOORBELL_RANK", name)? else {
         return Ok(None);
     };
     Ok(Some(Told {
@@ -462,6 +472,10 @@ mod tests {
             ["PMI_SIZE is set without PMI_RANK"]
         );
         assert_eq!(
+            halves_of(&["DOORBELL_WORLD"]),
+            ["DOORBELL_WORLD is set without DOORBELL_RANK"]
+        );
+        assert_eq!(
             halves_of(&["RANK", "WORLD_SIZE"]),
             ["RANK and WORLD_SIZE is set without MASTER_ADDR"]
         );
@@ -583,6 +597,9 @@ mod tests {
     fn what_makes_no_sense_is_said() {
         let error = detect(&[("DOORBELL_RANK", "x"), ("DOORBELL_WORLD", "2")]).unwrap_err();
         assert!(error.to_string().contains("DOORBELL_RANK"), "{error}");
+        // Also where it alone is set.
+        let error = detect(&[("DOORBELL_WORLD", "0")]).unwrap_err();
+        assert!(error.to_string().contains("from 1"), "{error}");
         let error = detect(&[("DOORBELL_RANK", "2"), ("DOORBELL_WORLD", "2")]).unwrap_err();
         assert!(matches!(error, BootstrapError::Rank { .. }), "{error}");
         let hand = [
