@@ -75,13 +75,19 @@ impl Held for Contexts {
 #[repr(C)]
 struct Marked<T> {
     mark: u64,
+    /// The process that made it. A forked child has a copy without the threads behind it, and with its parent's sockets.
+    process: u32,
     value: T,
 }
 
 /// Gives an object to NCCL.
 pub(crate) fn give<T: Held>(value: T) -> *mut c_void {
-    let mark = T::MARK;
-    Box::into_raw(Box::new(Marked { mark, value })).cast()
+    Box::into_raw(Box::new(Marked {
+        mark: T::MARK,
+        process: std::process::id(),
+        value,
+    }))
+    .cast()
 }
 
 fn marked<T: Held>(call: &'static str, object: *mut c_void) -> Result<NonNull<Marked<T>>> {
@@ -114,12 +120,23 @@ pub(crate) unsafe fn look<'a, T: Held>(call: &'static str, object: *mut c_void) 
     marked(call, object).map(|at| unsafe { &(*at.as_ptr()).value })
 }
 
-/// Takes an object back.
+/// Takes an object back. One of the process that this one was forked from stays as it is: to end it would be to speak in the parent's name, and to wait
+/// for threads that are not here.
 ///
 /// # Safety
 /// `object` is null or came from [`give`], and nobody uses it any more.
 pub(crate) unsafe fn take<T: Held>(call: &'static str, object: *mut c_void) -> Result<T> {
     let at = marked::<T>(call, object)?;
+    // SAFETY: marked as this type, and alive by the contract.
+    let process = unsafe { (*at.as_ptr()).process };
+    if process != std::process::id() {
+        return Err(Error::Argument {
+            call,
+            object: T::NAME,
+            value: format!("{object:p}, of process {process}"),
+            remedy: "end it there: a forked child has no part in it",
+        });
+    }
     // SAFETY: a box of `give`, taken once: the mark is wiped before the memory goes back.
     unsafe {
         at.cast::<u64>().write_volatile(0);
@@ -177,7 +194,7 @@ pub(crate) unsafe fn begin(
         // Said now, and not when the ranks have met: NCCL then looks for another backend.
         if let Err(error) = check()
             .and_then(|()| Settings::read())
-            .and_then(|_| Ok(doorbell::Config::default().resolve()?))
+            .and_then(|_| Ok(doorbell::Config::default().resolve()?.check_trace()?))
         {
             log::warn(&error);
             log::end();

@@ -139,9 +139,9 @@ impl Settings {
         };
         let mut roce = None;
         let address = match get("DOORBELL_NCCL_ADDR") {
-            None => route(),
+            None => route()?,
             Some(text) => match text.parse() {
-                Ok(ip) if is_own(ip) => {
+                Ok(ip) if is_own(ip)? => {
                     roce = Some(ip);
                     ip
                 }
@@ -196,18 +196,31 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 }
 
 /// Does exactly this host answer there?
-fn is_own(ip: IpAddr) -> bool {
+fn is_own(ip: IpAddr) -> Result<bool> {
     let somebodys = !ip.is_unspecified() && !ip.is_multicast() && ip != Ipv4Addr::BROADCAST;
-    somebodys && UdpSocket::bind((ip, 0)).is_ok()
+    Ok(somebodys && found(UdpSocket::bind((ip, 0)))?.is_some())
 }
 
 /// The address that packets to elsewhere leave from; without a route, the loopback's. Nothing is sent.
-fn route() -> IpAddr {
+fn route() -> Result<IpAddr> {
     let local = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
         socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9))?;
         socket.local_addr()
     });
-    local.map_or(Ipv4Addr::LOCALHOST.into(), |a| a.ip())
+    Ok(found(local)?.map_or(Ipv4Addr::LOCALHOST.into(), |a| a.ip()))
+}
+
+/// What the system says about addresses; a limit that is met says nothing about them.
+fn found<T>(said: std::io::Result<T>) -> Result<Option<T>> {
+    match said {
+        Ok(found) => Ok(Some(found)),
+        Err(source) if doorbell::limits::is_one(&source) => Err(doorbell::Error::Os {
+            what: "looking for this host's address",
+            source: doorbell::limits::told(source),
+        }
+        .into()),
+        Err(_) => Ok(None),
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,9 @@ fn peer_process() {
         "dies at work" => dies_at_work(rank, gather),
         "late" => late(rank, gather),
         "dies, its child lives" => dies_and_its_child_lives(rank, gather),
+        "a child ends it" => a_child_ends_it(rank, gather),
+        "init names it" => init_names_it(gather),
+        "no more files" => no_more_files(rank, gather),
         step => dies_between(rank, gather, step.parse().expect("a scene")),
     });
 }
@@ -221,6 +224,113 @@ fn a_rank_that_dies_is_known_although_a_child_of_it_lives() {
             assert_eq!(children[rank].ends(), Some(0), "rank {rank} over {link}");
         }
     }
+}
+
+/// A forked child ends what is its parent's, as a handler at its exit may.
+fn a_child_ends_it(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let pages = Pages::shared(4096);
+    let (window, win) = one.register(&pages, 0);
+    let context = one.create(config(1, 0, 1, 0));
+    if rank == 0 {
+        // SAFETY: what the child calls next is what is tested; it ends by itself.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused = |entry, object| i32::from(common::unsafe_one(entry, object) != 0);
+            let table = common::table();
+            let all = refused(table.destroy_context, context.ctx)
+                + refused(table.close_coll, one.comm)
+                + refused(table.finalize, one.instance());
+            // SAFETY: (both) as above.
+            unsafe { libc::_exit(all) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of this process, and an out parameter.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "the child ended by {status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 3, "all three are the parent's");
+    }
+    gather.barrier(rank);
+    // Nobody has left.
+    one_round(&one, context.gin(0), win);
+    let more = Pages::shared(4096);
+    let (other, _) = one.register(&more, 0);
+    assert!(!context.has_error(), "{:?}", log_lines());
+    gather.barrier(rank);
+    context.destroy();
+    one.deregister(other);
+    one.deregister(window);
+    one.close();
+}
+
+#[test]
+fn a_forked_child_ends_nothing_of_its_parents() {
+    for link in ["shm", "roce"] {
+        let variables = [("DOORBELL_NCCL_LINK", link), ("DOORBELL_NCCL_ALIVE", "0")];
+        play("a child ends it", 2, 1, &variables);
+    }
+}
+
+/// What cannot be used is said in `init`, so that NCCL looks for another backend.
+fn init_names_it(gather: &Gather) {
+    let mut ctx = std::ptr::null_mut();
+    let init = common::table().init.expect("an entry");
+    // SAFETY: an out parameter and a logger.
+    let status = unsafe { init(&mut ctx, 0, common::logger_arg()) };
+    let text = log_lines().join("\n");
+    assert!(
+        status != 0 && text.contains("DOORBELL_"),
+        "{status}: {text}"
+    );
+    gather.barrier(0);
+}
+
+#[test]
+fn a_variable_that_cannot_be_used_is_named_before_ranks_meet() {
+    for (name, value) in [
+        ("DOORBELL_TRACE", "/no/such/folder/trace.json"),
+        ("DOORBELL_NCCL_LINK", "verbs"),
+        ("DOORBELL_HCA_CORES", "many"),
+    ] {
+        play("init names it", 1, 1, &[(name, value)]);
+    }
+}
+
+/// Rank 0 may open no more files when the others come.
+fn no_more_files(rank: usize, gather: &Arc<Gather>) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut one = Rank::init(rank, gather);
+    let (listening, handles) = one.listen();
+    let before = getrlimit(Resource::Nofile);
+    if rank == 0 {
+        let file = std::fs::File::open("/dev/null").expect("a file");
+        let next = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let limit = rustix::process::Rlimit {
+            // For what is opened and closed again on the way, and for the first of the others.
+            current: Some(next as u64 + 1),
+            ..before
+        };
+        drop(file);
+        setrlimit(Resource::Nofile, limit).expect("a lower limit");
+    }
+    let begin = Instant::now();
+    assert_ne!(one.join(&handles, listening), 0);
+    setrlimit(Resource::Nofile, before).expect("as it was");
+    let closed = common::unsafe_one(common::table().close_listen, listening);
+    assert_eq!(closed, 0);
+    let text = log_lines().join("\n");
+    assert!(begin.elapsed() < Duration::from_secs(20), "{text}");
+    let words: &[&str] = match rank {
+        0 => &["at the door", "ulimit -n"],
+        _ => &["rank 0"],
+    };
+    assert!(words.iter().all(|w| text.contains(w)), "{text}");
+    gather.barrier(rank);
+}
+
+#[test]
+fn who_may_open_no_more_files_names_the_limit() {
+    play("no more files", 3, 1, &[]);
 }
 
 /// A script fails a work request of rank 0. Kernels look at no error: they are let go if that is asked for. Hosts of all ranks are told.

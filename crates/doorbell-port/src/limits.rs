@@ -14,6 +14,15 @@ const ALL_FILES: &str = "the system has no more: `sysctl fs.file-max` says how m
 /// Memory.
 const MEMORY: &str = "`ulimit -v` and memory.max of the cgroup say how much memory there may be; raise them, or free some";
 
+/// Is it a limit of files or memory that was met?
+pub fn is_one(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        errno,
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
+    )
+}
+
 /// The same error, with the limit it comes from and the remedy, where it is one of files or memory.
 pub fn told(error: io::Error) -> io::Error {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
@@ -56,6 +65,7 @@ mod tests {
             let text = told.to_string();
             assert!(text.starts_with(&words) && text.contains(part), "{text}");
         }
+        assert!(is_one(&Errno::MFILE.into()) && !is_one(&Errno::ADDRNOTAVAIL.into()));
         let other = thread(Errno::PERM.into());
         assert_eq!(other.raw_os_error(), Some(Errno::PERM.raw_os_error()));
         // Who asks for something else is to try again.

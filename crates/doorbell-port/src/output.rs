@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
 
 /// How long a pipe may be without a reader, and between two looks.
 const READER: Duration = Duration::from_secs(1);
@@ -43,25 +43,23 @@ pub fn create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Looks, before there is something to write, whether [`create`] would be able to. Nothing is emptied, and a file that was not there is not there
-/// afterwards, except where a link leads to none: it does then. What is no file is left alone, unless it is a folder: who reads a pipe would see it end.
+/// Looks, before there is something to write, whether [`create`] would be able to. Nothing is made, emptied or opened for longer than the look: another
+/// process may be about to write there. Where a link leads to nothing, that shows when it is written.
 ///
 /// # Errors
 /// What the system says.
 pub fn check(path: &Path) -> io::Result<()> {
-    if std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
-        return Ok(());
-    }
-    let mut may = OpenOptions::new();
-    may.write(true);
-    match may.create_new(true).open(path) {
-        Ok(_) => std::fs::remove_file(path),
-        // Also another process's that looks at this moment.
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-            let may = may.create_new(false).create(true).truncate(false);
-            may.open(path).map(drop)
+    match std::fs::metadata(path) {
+        // Who reads a pipe would see it end.
+        Ok(there) if !there.is_file() && !there.is_dir() => Ok(()),
+        Ok(_) => OpenOptions::new().write(true).open(path).map(drop),
+        Err(_) if std::fs::symlink_metadata(path).is_ok() => Ok(()),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        Err(_) => {
+            let folder = path.parent().filter(|f| !f.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new("."));
+            Ok(access(folder, Access::WRITE_OK | Access::EXEC_OK)?)
         }
-        Err(e) => Err(e),
     }
 }
 

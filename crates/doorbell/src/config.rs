@@ -162,8 +162,11 @@ impl Settings {
         self.trace.as_deref().map(for_this_process)
     }
 
-    /// A trace is written when all is over: that it cannot be is said before anything begins.
-    pub(crate) fn check_trace(&self) -> crate::Result<()> {
+    /// Looks whether the trace that is asked for could be written: that is when all is over, and what cannot be is to be known before anything begins.
+    ///
+    /// # Errors
+    /// What the system says, with the variable's name if it was one.
+    pub fn check_trace(&self) -> crate::Result<()> {
         let Some(path) = self.trace_file() else {
             return Ok(());
         };

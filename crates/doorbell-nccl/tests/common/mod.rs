@@ -404,6 +404,11 @@ impl Rank {
         (listening, handle)
     }
 
+    /// What `init` gave.
+    pub fn instance(&self) -> *mut c_void {
+        self.ctx
+    }
+
     pub fn join(&mut self, handles: &[Vec<u8>], listening: *mut c_void) -> Status {
         let mut handles: Vec<Vec<u8>> = handles.to_vec();
         let mut pointers: Vec<*mut c_void> =

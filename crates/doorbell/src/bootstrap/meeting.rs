@@ -20,6 +20,8 @@ const MAX_HELLO: usize = 4 + MAX_SECRET;
 const GUESTS: usize = 64;
 /// Pause between attempts to accept or to connect.
 const RETRY: Duration = Duration::from_millis(2);
+/// So often one after the other a place that was open has to be found closed.
+const CLOSED: u32 = 3;
 
 /// Places at which somebody listens already.
 pub struct Meeting {
@@ -61,10 +63,9 @@ impl Meeting {
     /// The next connection, if somebody is knocking.
     pub(super) fn accept(&self) -> Result<Option<Stream>> {
         for (listener, address) in self.listeners.iter().zip(&self.addresses) {
-            let accepted = listener.accept().map_err(|source| BootstrapError::Open {
-                rank: 0,
+            let accepted = listener.accept().map_err(|source| BootstrapError::Door {
                 address: address.to_string(),
-                source,
+                source: doorbell_hca::limits::told(source),
             })?;
             if accepted.is_some() {
                 return Ok(accepted);
@@ -89,7 +90,8 @@ impl Bootstrap {
         Ok(Self::new(0, world, timeout, Role::Hub(peers)))
     }
 
-    /// As another rank, at the first of these places where rank 0 answers.
+    /// As another rank, at the first of these places where rank 0 answers. It opened them before it told of them, so who finds all of them closed is
+    /// too late, and does not try for as long as there is.
     pub fn attend(
         at: &[Rendezvous],
         secret: &[u8],
@@ -100,7 +102,19 @@ impl Bootstrap {
         if rank == 0 || rank >= world {
             return Err(BootstrapError::Rank { rank, world });
         }
-        let hub = enlist(at, hello(secret, world), rank, world, timeout)?;
+        Self::enter(at, secret, rank, world, timeout, true)
+    }
+
+    /// The same where rank 0 has yet to begin, unless the places were `open`.
+    pub(super) fn enter(
+        at: &[Rendezvous],
+        secret: &[u8],
+        rank: u32,
+        world: u32,
+        timeout: Duration,
+        open: bool,
+    ) -> Result<Self> {
+        let hub = enlist(at, hello(secret, world), rank, world, timeout, open)?;
         Ok(Self::new(rank, world, timeout, Role::Leaf(hub)))
     }
 
@@ -176,7 +190,7 @@ fn gather_ranks(
     let mut guests: Vec<Guest> = Vec::new();
     while seats.iter().any(Option::is_none) {
         while guests.len() < GUESTS
-            && let Some(stream) = meeting.accept()?
+            && let Some(stream) = let_in(meeting, &mut seats, &mut guests)?
         {
             guests.push(Guest::new(stream));
         }
@@ -215,7 +229,7 @@ fn gather_ranks(
             break;
         }
         if guests.len() == GUESTS
-            && let Some(stream) = meeting.accept()?
+            && let Some(stream) = let_in(meeting, &mut seats, &mut guests)?
         {
             // Ranks greet as they come in, so the one that has been silent for longest is none.
             let oldest = guests.remove(0);
@@ -243,16 +257,31 @@ fn gather_ranks(
     Ok(streams)
 }
 
+/// Who is at the door, if anybody. That nobody can be let in any more is told to all who are here.
+fn let_in(
+    meeting: &Meeting,
+    seats: &mut [Option<Conn>],
+    guests: &mut [Guest],
+) -> Result<Option<Stream>> {
+    meeting.accept().inspect_err(|e| {
+        let guests = guests.iter_mut().map(|guest| &mut guest.conn);
+        fail_all(seats.iter_mut().flatten().chain(guests), 0, 0, e);
+    })
+}
+
 fn enlist(
     at: &[Rendezvous],
     hello: Vec<u8>,
     rank: u32,
     world: u32,
     timeout: Duration,
+    open: bool,
 ) -> Result<Conn> {
     let deadline = doorbell_hca::deadline(timeout);
     let mut last = None;
+    let mut closed = 0;
     let mut stream = 'found: loop {
+        let mut refused = 0;
         for place in at {
             let left = deadline.saturating_duration_since(Instant::now());
             match connect_once(place, left) {
@@ -267,8 +296,23 @@ fn enlist(
                 }
                 // Rank 0 may not have started yet, so every failure is worth another attempt. A full queue, which these may fill, says less than what was said before.
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && last.is_some() => {}
-                Err(e) => last = Some((place, e)),
+                Err(e) => {
+                    refused += usize::from(e.kind() == std::io::ErrorKind::ConnectionRefused);
+                    last = Some((place, e));
+                }
             }
+        }
+        closed = if refused == at.len() { closed + 1 } else { 0 };
+        if open && closed == CLOSED {
+            let places: Vec<String> = at.iter().map(Rendezvous::to_string).collect();
+            return Err(BootstrapError::Lost {
+                what: "join",
+                rank: 0,
+                reason: format!(
+                    "nobody listens at {} any more: it has ended or given up, or something on the way refuses connections",
+                    places.join(" or ")
+                ),
+            });
         }
         if Instant::now() >= deadline {
             return Err(match last {

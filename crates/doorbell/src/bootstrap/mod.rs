@@ -99,6 +99,14 @@ pub enum BootstrapError {
         /// How long this rank waited.
         after: Duration,
     },
+    /// Rank 0 could let nobody in who knocks.
+    #[error("join: rank 0 could not let in who is at the door of {address}: {source}")]
+    Door {
+        /// The rendezvous address.
+        address: String,
+        /// What the system said, with the limit if it was one.
+        source: io::Error,
+    },
     /// Rank 0 could not be reached in time.
     #[error("join: rank 0 of {world} was not at {place} within {after}: {source}; start it, or say where it is", after = crate::connect::brief(*.after))]
     Unreachable {
@@ -238,7 +246,7 @@ impl Bootstrap {
         }
         let at = std::slice::from_ref(at);
         if rank > 0 {
-            return Self::attend(at, &[], rank, world, timeout);
+            return Self::enter(at, &[], rank, world, timeout, false);
         }
         Self::preside(&Meeting::open(at)?, &[], world, timeout)
     }

@@ -216,6 +216,27 @@ fn ranks_meet_where_the_first_one_listened_already() {
     threads.into_iter().for_each(|t| t.join().unwrap());
 }
 
+/// A place that was open before it was told of is not waited for when it is closed; one that is yet to be opened is.
+#[test]
+fn who_comes_when_rank_0_has_given_up_is_told_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let unix = Rendezvous::Unix(dir.path().join("meet"));
+    let meeting = Meeting::open(&[unix, Rendezvous::Tcp("127.0.0.1:0".into())]).unwrap();
+    let mut at = meeting.addresses().to_vec();
+    drop(meeting);
+    // The name of a file that is there no more is none that refuses.
+    at.remove(0);
+    let begin = Instant::now();
+    let error = Bootstrap::attend(&at, b"secret", 1, 2, Duration::from_secs(60)).unwrap_err();
+    assert!(begin.elapsed() < Duration::from_secs(30), "{begin:?}");
+    assert!(error.to_string().contains("any more"), "{error}");
+    let error = Bootstrap::join(&at[0], 1, 2, Duration::from_millis(50)).unwrap_err();
+    assert!(
+        matches!(error, BootstrapError::Unreachable { .. }),
+        "{error}"
+    );
+}
+
 #[test]
 fn who_does_not_know_the_secret_gets_no_seat() {
     let meeting = Meeting::open(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
