@@ -262,7 +262,8 @@ impl Comm {
         let opened = Node::get(&settings).and_then(|node| {
             let pd = node.device.pd()?;
             let number = rand::random();
-            let listener = node.device.listen(&Card::name(number))?;
+            // Ranks of this communicator wait for no other's.
+            let listener = pd.listen(&Card::name(number))?;
             Ok((node, pd, number, listener))
         });
         // Nor is anybody lost between the steps without the others hearing of it. This rank has not said yet that it lives, so opening took its time.
@@ -286,8 +287,7 @@ impl Comm {
             .enumerate()
             .map(|(r, bytes)| Card::from_bytes(bytes, r))
             .collect::<Result<Vec<_>>>();
-        let links =
-            cards.and_then(|cards| meet(&node, &cards, rank, &settings, &listener, &health));
+        let links = cards.and_then(|cards| meet(&pd, &cards, rank, &settings, &listener, &health));
         if let (Err(error), false) = (&links, health.has_failed()) {
             // Others may wait for this rank to dial, or to answer.
             health.report(error);
@@ -470,7 +470,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Chooses the links, and meets the processes that are reached by shared memory: the lower rank dials. Ends when something goes wrong with any rank.
 fn meet(
-    node: &Node,
+    pd: &Pd,
     cards: &[Card],
     rank: usize,
     settings: &Settings,
@@ -500,7 +500,7 @@ fn meet(
                 if r > rank {
                     let name = Card::name(card.shm);
                     let mut goes_on = || !health.has_failed();
-                    let peer = node.device.dial_while(&name, left(), &mut goes_on);
+                    let peer = pd.dial_while(&name, left(), &mut goes_on);
                     let peer = peer.and_then(|peer| {
                         peer.send(&(rank as u64).to_le_bytes(), left())?;
                         Ok(peer)
@@ -525,7 +525,7 @@ fn meet(
     }
     let far = |r: &usize| cards[*r].host != own.host && matches!(links[*r], Link::Roce);
     if let Some(rank) = (0..links.len()).find(far) {
-        let at = node.device.roce_offer()?.address.ip();
+        let at = pd.device().roce_offer()?.address.ip();
         if at.is_loopback() {
             return Err(Error::Link {
                 rank,

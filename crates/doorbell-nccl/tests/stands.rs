@@ -34,6 +34,7 @@ fn peer_process() {
         }
         "engine" => engine(rank, gather),
         "let go" => let_go(rank, gather),
+        "another's" => of_another(rank, gather),
         other => panic!("no scene is called {other}"),
     });
 }
@@ -199,4 +200,54 @@ fn kernels_with_work_for_who_stands_still_are_let_go() {
         ("DOORBELL_ROCE_TIMEOUT", "24"),
     ];
     play("let go", 2, 1, &variables);
+}
+
+/// A communicator of ranks 0 and `with` of this job.
+fn pair(rank: usize, with: usize, gather: &Gather) -> Rank {
+    let folder = gather.folder().join(format!("with-{with}"));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let pair = Gather::at(2, folder, None);
+    Rank::connect(usize::from(rank > 0), &pair)
+}
+
+/// Rank 0 has a communicator with rank 1, which stands still, and one with rank 2, which that is nothing to.
+fn of_another(rank: usize, gather: &Arc<Gather>) {
+    let first = (rank < 2).then(|| pair(rank, 1, gather));
+    let second = (rank != 1).then(|| pair(rank, 2, gather));
+    let early = Pages::shared(4096);
+    let early = second.as_ref().map(|one| one.register(&early, 0).0);
+    gather.barrier(rank);
+    if rank == 1 {
+        stop(gather);
+    }
+    let pid = (rank == 0).then(|| stopped(gather));
+    if let Some(one) = second {
+        one.gather.barrier(one.rank);
+        let begin = Instant::now();
+        let pages = Pages::shared(4096);
+        let (window, win) = one.register(&pages, 0);
+        let context = one.create(config(1, 1, 1, 0));
+        let gin = context.gin(0);
+        let signal = With::signal(Signal::Indexed(0), 1);
+        gin.put(1 - one.rank, (win, 8), (win, 0), 8, signal);
+        gin.wait_signal(0, 1, LONG);
+        gin.flush_all(LONG).expect("complete");
+        one.gather.barrier(one.rank);
+        context.destroy();
+        one.deregister(window);
+        early.into_iter().for_each(|early| one.deregister(early));
+        assert!(begin.elapsed() < Duration::from_secs(5), "{begin:?}");
+        one.gather.barrier(one.rank);
+        one.close();
+    }
+    pid.into_iter().for_each(go_on);
+    gather.barrier(rank);
+    if let Some(one) = first {
+        one.close();
+    }
+}
+
+#[test]
+fn who_stands_still_holds_up_no_communicator_but_his() {
+    play("another's", 3, 1, &[("DOORBELL_NCCL_ALIVE", "20")]);
 }

@@ -13,7 +13,7 @@ use crate::connect::Destination;
 use crate::device::Device;
 use crate::endpoint::{Endpoint, LinkKind, pack_endpoints, unpack_endpoints};
 use crate::provider::soft::Soft;
-use crate::{Error, Result};
+use crate::{Error, Pd, Result};
 
 /// Most bytes of one [`Peer::exchange`].
 const MAX_EXCHANGE: usize = 16 << 20;
@@ -51,7 +51,36 @@ impl Device {
         Ok(Peer {
             inner: soft(self)?
                 .shm()
-                .connect_while(&address, timeout, goes_on)?,
+                .connect_while(&address, None, timeout, goes_on)?,
+        })
+    }
+}
+
+/// Peers whose queue pairs are all of one protection domain. They are not told of memory of other domains, which their keys do not reach:
+/// so nobody waits for them when such memory is registered or deregistered, even while they stand still.
+impl Pd {
+    /// As [`Device::listen`].
+    pub fn listen(&self, address: &str) -> Result<Listener> {
+        let address: shm::ShmAddress = address.parse()?;
+        Ok(Listener {
+            inner: soft(&self.device())?
+                .shm()
+                .listen_for(&address, Some(self.number()))?,
+        })
+    }
+
+    /// As [`Device::dial_while`].
+    pub fn dial_while(
+        &self,
+        address: &str,
+        timeout: Duration,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Peer> {
+        let address: shm::ShmAddress = address.parse()?;
+        let device = self.device();
+        let shm = soft(&device)?.shm();
+        Ok(Peer {
+            inner: shm.connect_while(&address, Some(self.number()), timeout, goes_on)?,
         })
     }
 }

@@ -30,9 +30,10 @@ use super::{
 
 /// What the control thread is asked to do.
 pub(crate) enum Command {
-    Listen(u32, Listener, Arc<ListenQueue>),
+    /// For peers that hear of the regions of one protection domain, or of all.
+    Listen(u32, Listener, Arc<ListenQueue>, Option<u32>),
     Unlisten(u32),
-    Connect(Socket, Arc<PeerCore>),
+    Connect(Socket, Arc<PeerCore>, Option<u32>),
     Close(PeerId),
     App(PeerId, Vec<u8>),
     Taken(PeerId),
@@ -196,6 +197,15 @@ impl Shm {
     /// [`ShmError::InUse`] when somebody listens there (a stale socket file is replaced), [`ShmError::Address`],
     /// [`ShmError::Os`].
     pub fn listen(&self, address: &ShmAddress) -> Result<ShmListener> {
+        self.listen_for(address, None)
+    }
+
+    /// As [`Shm::listen`], for peers that connect queue pairs of one protection domain only: they are not told of other
+    /// domains' regions, and nobody waits for them because of these.
+    ///
+    /// # Errors
+    /// Those of [`Shm::listen`].
+    pub fn listen_for(&self, address: &ShmAddress, pd: Option<u32>) -> Result<ShmListener> {
         let listener = Listener::bind(address)?;
         if self.shared.is_down() {
             return Err(ShmError::Down);
@@ -203,7 +213,7 @@ impl Shm {
         let id = self.shared.next_listener.fetch_add(1, Ordering::Relaxed);
         let queue = Arc::new(ListenQueue::default());
         self.shared
-            .command(Command::Listen(id, listener, Arc::clone(&queue)));
+            .command(Command::Listen(id, listener, Arc::clone(&queue), pd));
         Ok(ShmListener {
             id,
             address: address.clone(),
@@ -218,16 +228,17 @@ impl Shm {
     /// [`ShmError::Deadline`] when nobody listens or the handshake does not end in time, [`ShmError::Gone`] with the reason
     /// when either side refuses.
     pub fn connect(&self, address: &ShmAddress, timeout: Duration) -> Result<Peer> {
-        self.connect_while(address, timeout, &mut || true)
+        self.connect_while(address, None, timeout, &mut || true)
     }
 
-    /// As [`Shm::connect`], as long as `goes_on` says so: it is asked all the time.
+    /// As [`Shm::connect`], as long as `goes_on` says so: it is asked all the time. `pd` as for [`Shm::listen_for`].
     ///
     /// # Errors
     /// Those of [`Shm::connect`].
     pub fn connect_while(
         &self,
         address: &ShmAddress,
+        pd: Option<u32>,
         timeout: Duration,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Peer> {
@@ -239,7 +250,7 @@ impl Shm {
         let core = self.shared.new_peer(&socket)?;
         let peer = Peer::new(Arc::clone(&core), Arc::clone(&self.shared));
         self.shared
-            .command(Command::Connect(socket, Arc::clone(&core)));
+            .command(Command::Connect(socket, Arc::clone(&core), pd));
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match core.wait_up(left.min(ASK)) {

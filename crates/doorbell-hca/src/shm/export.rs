@@ -2,7 +2,8 @@
 //!
 //! Several keys may lie in one memfd; peers map it once. Engines reach this through [`Exporter`]: a registration waits
 //! until every connected peer has mapped the region (so that its key works at once), a deregistration until every peer has
-//! let go.
+//! let go. A peer that is confined to a protection domain hears of its regions only: no other's keys work over its queue
+//! pairs, and nobody waits for it in vain.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,8 +25,18 @@ use crate::mem::{Access, Exporter, Memory, Region};
 /// What makes two registrations share one region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Identity {
-    Memfd { dev: u64, ino: u64, writable: bool },
-    Device { addr: u64, len: usize, dma: usize },
+    Memfd {
+        dev: u64,
+        ino: u64,
+        writable: bool,
+        pd: u32,
+    },
+    Device {
+        addr: u64,
+        len: usize,
+        dma: usize,
+        pd: u32,
+    },
 }
 
 struct Export {
@@ -93,12 +104,14 @@ fn identity(region: &Region) -> Result<Option<Identity>, String> {
                 dev: stat.st_dev,
                 ino: stat.st_ino,
                 writable: region.access.bits() & writes != 0,
+                pd: region.pd,
             })
         }
         Memory::Device { addr, len, dma, .. } => Some(Identity::Device {
             addr: *addr,
             len: *len,
             dma: Arc::as_ptr(dma).cast::<()>() as usize,
+            pd: region.pd,
         }),
     })
 }
@@ -111,6 +124,7 @@ fn offer(id: u32, identity: Identity, region: &Region) -> Result<Option<Offer>, 
                 .st_size as u64;
             Ok(Some(Offer {
                 id,
+                pd: region.pd,
                 len,
                 kind: RegionKind::Host { writable },
                 fd: Some(Arc::clone(memfd)),
@@ -125,6 +139,7 @@ fn offer(id: u32, identity: Identity, region: &Region) -> Result<Option<Offer>, 
                 };
                 Ok(Some(Offer {
                     id,
+                    pd: region.pd,
                     len: *len as u64,
                     kind,
                     fd: handle.fd,

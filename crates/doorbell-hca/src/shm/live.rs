@@ -14,7 +14,7 @@ use super::{
     peer::{PeerRegion, PeerView},
     proto::{Hello, RegionKind},
     region::Mapping,
-    session::{APP_WINDOW, Answered, Session, World},
+    session::{APP_WINDOW, Answered, Offer, Session, World},
     socket::{Received, Socket},
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Live {
     pub(super) latches: Vec<(u32, Arc<Latch>)>,
     /// Regions of ours that this peer has been sent.
     pub(super) offered: BTreeSet<u32>,
+    /// The protection domain whose regions it is offered; `None`: all.
+    pub(super) pd: Option<u32>,
     pub(super) told: bool,
 }
 
@@ -45,6 +47,11 @@ pub(super) enum Event {
 }
 
 impl Live {
+    /// Is this region one that the peer hears of?
+    pub(super) fn concerns(&self, offer: &Offer) -> bool {
+        self.pd.is_none_or(|pd| pd == offer.pd)
+    }
+
     pub(super) fn effects<'a>(
         &'a mut self,
         shared: &'a Shared,

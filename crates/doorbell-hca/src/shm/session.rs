@@ -70,6 +70,8 @@ pub(crate) enum Answered {
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     pub(crate) id: u32,
+    /// Whose keys lie in it: sessions that are confined to another protection domain do not hear of it.
+    pub(crate) pd: u32,
     pub(crate) len: u64,
     pub(crate) kind: RegionKind,
     pub(crate) fd: Option<Arc<OwnedFd>>,

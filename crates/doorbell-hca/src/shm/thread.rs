@@ -54,6 +54,7 @@ struct Ticket {
 struct Listening {
     listener: Listener,
     queue: Arc<ListenQueue>,
+    pd: Option<u32>,
     rest_until: Option<Instant>,
 }
 
@@ -219,19 +220,20 @@ impl Control<'_> {
 
     fn command(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Listen(id, listener, queue) if self.ending.is_none() => {
+            Command::Listen(id, listener, queue, pd) if self.ending.is_none() => {
                 self.listeners.insert(
                     id,
                     Listening {
                         listener,
                         queue,
+                        pd,
                         rest_until: None,
                     },
                 );
             }
-            Command::Listen(_, _, queue) => queue.close("the link is closing".into()),
+            Command::Listen(_, _, queue, _) => queue.close("the link is closing".into()),
             Command::Unlisten(id) => drop(self.listeners.remove(&id)),
-            Command::Connect(socket, core) => self.begin(socket, core, None, now),
+            Command::Connect(socket, core, pd) => self.begin(socket, core, None, pd, now),
             Command::Close(id) => self.close(id, now),
             Command::App(id, bytes) => self.with(id, |s| s.app(bytes)),
             Command::Taken(id) => self.with(id, |s| s.app_taken(1)),
@@ -240,7 +242,7 @@ impl Control<'_> {
                 for live in self
                     .sessions
                     .values_mut()
-                    .filter(|live| live.session.over().is_none())
+                    .filter(|live| live.session.over().is_none() && live.concerns(&offer))
                 {
                     live.offered.insert(offer.id);
                     // A session that is coming up is not up before it has mapped this region too: nobody waits for it.
@@ -353,6 +355,7 @@ impl Control<'_> {
             let Some(listening) = self.listeners.get_mut(&id) else {
                 return;
             };
+            let pd = listening.pd;
             let socket = match listening.listener.accept() {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
@@ -377,7 +380,7 @@ impl Control<'_> {
                     format!("{handshakes} handshakes are under way; try again"),
                 ),
                 Ok(core) => {
-                    self.begin(socket, core, Some(id), now);
+                    self.begin(socket, core, Some(id), pd, now);
                     continue;
                 }
             };
@@ -387,7 +390,14 @@ impl Control<'_> {
     }
 
     /// Starts a session over a fresh connection.
-    fn begin(&mut self, socket: Socket, core: Arc<PeerCore>, listener: Option<u32>, now: Instant) {
+    fn begin(
+        &mut self,
+        socket: Socket,
+        core: Arc<PeerCore>,
+        listener: Option<u32>,
+        pd: Option<u32>,
+        now: Instant,
+    ) {
         let config = &self.shared.config;
         let uid = core.credentials.uid;
         let refusal = if !config.trust.admits(uid) {
@@ -437,7 +447,9 @@ impl Control<'_> {
             step: config.step,
             parting: config.parting,
         };
-        let offers: Vec<Offer> = self.regions.values().cloned().collect();
+        let concern = |offer: &&Offer| pd.is_none_or(|pd| pd == offer.pd);
+        let offers: Vec<Offer> = self.regions.values().filter(concern).cloned().collect();
+        let offered = offers.iter().map(|offer| offer.id).collect();
         let live = Live {
             session: Session::new(hello, fds, offers, limits, now),
             pidfd: core.credentials.pidfd(),
@@ -446,7 +458,8 @@ impl Control<'_> {
             hidden: HashMap::new(),
             listener,
             latches: Vec::new(),
-            offered: self.regions.keys().copied().collect(),
+            offered,
+            pd,
             told: false,
         };
         self.sessions.insert(core.id, live);

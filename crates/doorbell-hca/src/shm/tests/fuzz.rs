@@ -161,6 +161,7 @@ fn play(seed: u64) {
     let memfd = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
     let offer = |id| Offer {
         id,
+        pd: 0,
         len: 1,
         kind: RegionKind::Device {
             handle: vec![],
