@@ -19,7 +19,7 @@ use crate::error::{HcaError, Result};
 use crate::events::{Event, Events};
 use crate::mem::grace::GraceClock;
 use crate::mem::regions::{self, Regions};
-use crate::mem::{Exporter, Memory, Mr, MrConfig, Region, TableMemory};
+use crate::mem::{Exporter, GivesUp, Memory, Mr, MrConfig, Region, TableMemory};
 use crate::patience::Patience;
 use crate::place::{self, Placement};
 use crate::qp::shared::QpShared;
@@ -191,6 +191,18 @@ impl Hca {
     /// The memory is mapped and stays so until `keep` is dropped. Whoever else accesses it meanwhile does so with atomics, or is ordered with
     /// the work requests that touch it (device code and raw pointers included; Rust references to it must not exist).
     pub unsafe fn register(&self, config: MrConfig) -> Result<Mr> {
+        // SAFETY: passed on.
+        unsafe { self.register_while(config, &|| None) }
+    }
+
+    /// As [`Hca::register`], which waits until peers have mapped the region: no longer than until `gives_up` says why.
+    ///
+    /// # Errors
+    /// Those of [`Hca::register`]; [`HcaError::Export`] with that reason, and with the processes that were waited for.
+    ///
+    /// # Safety
+    /// As for [`Hca::register`].
+    pub unsafe fn register_while(&self, config: MrConfig, gives_up: GivesUp<'_>) -> Result<Mr> {
         let base = regions::check(&config)?;
         let region = Arc::new(Region {
             memory: config.memory,
@@ -206,7 +218,7 @@ impl Hca {
         };
         let number = match exporter {
             Some(e) => e
-                .registering(&region)
+                .registering(&region, gives_up)
                 .map_err(|reason| HcaError::Export { reason })?,
             None => 0,
         };

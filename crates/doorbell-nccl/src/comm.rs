@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use doorbell::{
-    Bootstrap, Destination, Endpoint, LinkKind, Listener, Meeting, Pd, Peer, QpCore, Rendezvous,
+    Access, Addressing, Bootstrap, Destination, Endpoint, LinkKind, Listener, Meeting, Memory, Mr,
+    Pd, Peer, QpCore, Rendezvous,
 };
 
 use doorbell_hca::shm::ShmError;
@@ -354,6 +355,21 @@ impl Comm {
         mine: std::result::Result<&[Vec<u8>], &Error>,
     ) -> Result<Vec<Vec<u8>>> {
         self.steps().swap(step, mine)
+    }
+
+    /// Registers memory, and waits until the other processes have mapped it: as long as a step may take, and while all are well.
+    pub(crate) fn register(&self, memory: &Memory, access: Access) -> Result<Mr> {
+        let time = self.settings.timeout;
+        let deadline = Instant::now() + time;
+        let gives_up = || match self.health.failure() {
+            None if Instant::now() < deadline => None,
+            None => Some(format!("{time:?} have passed (DOORBELL_NCCL_TIMEOUT)")),
+            Some(reason) => Some(reason.to_owned()),
+        };
+        let mr = self
+            .pd
+            .register_while(memory, access, Addressing::Zero, &gives_up);
+        Ok(mr?)
     }
 
     /// Rank `rank`'s queue pair as something to connect to.

@@ -8,9 +8,7 @@ use std::fmt;
 use std::mem::size_of;
 use std::sync::Arc;
 
-use doorbell::{
-    Access, Addressing, AnyQp, CqKind, Export, ExportLayout, Memory, Mr, Place, export_array,
-};
+use doorbell::{Access, AnyQp, CqKind, Export, ExportLayout, Memory, Mr, Place, export_array};
 
 use crate::abi::device::{CONTEXT1, Context0, Context2, OldQp, Table};
 use crate::abi::net::{DeviceHandle, GDAKI_VERSION, GDAKI_VERSION_OLD, TYPE_GDAKI};
@@ -192,9 +190,7 @@ impl Words {
             _ => device.alloc(place, bytes)?,
         };
         let addr = memory.device_addr();
-        let mr = comm
-            .pd
-            .register_with(&memory, Access::ALL, Addressing::Zero)?;
+        let mr = comm.register(&memory, Access::ALL)?;
         Ok(Self { mr, addr })
     }
 

@@ -8,7 +8,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use doorbell::cpu::{self, Post, Ticket};
-use doorbell::{Access, Addressing, CpuQp, Memory, Mr, Place};
+use doorbell::{Access, CpuQp, Memory, Mr, Place};
 
 use crate::comm::Comm;
 use crate::error::posted;
@@ -55,9 +55,7 @@ impl Shadow {
     pub(crate) fn new(comm: &Comm, size: usize) -> Result<Self> {
         let words = size / 8;
         let memory = comm.node.device.alloc(Place::Shared, 8 * words.max(1))?;
-        let mr = comm
-            .pd
-            .register_with(&memory, Access::ALL, Addressing::Zero)?;
+        let mr = comm.register(&memory, Access::ALL)?;
         Ok(Self {
             mr,
             memory,

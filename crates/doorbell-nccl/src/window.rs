@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use doorbell::{Access, Addressing, Memory, Mr, Place};
+use doorbell::{Access, Memory, Mr, Place};
 
 use crate::abi::device::MemHandle;
 use crate::abi::{PTR_CUDA, PTR_HOST};
@@ -66,7 +66,7 @@ impl Region {
                     _ => Access::ORDERED,
                 };
                 let access = Access::ALL.union(strict);
-                Ok(comm.pd.register_with(&memory, access, Addressing::Zero)?)
+                comm.register(&memory, access)
             })
             .and_then(|mr| Ok((mr, more()?)));
         let mine = mr.as_ref().map(|(mr, (_, key))| {

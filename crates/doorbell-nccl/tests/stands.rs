@@ -34,6 +34,7 @@ fn peer_process() {
         }
         "engine" => engine(rank, gather),
         "let go" => let_go(rank, gather),
+        "registers" => registers(rank, gather, rest),
         "another's" => of_another(rank, gather),
         other => panic!("no scene is called {other}"),
     });
@@ -250,4 +251,43 @@ fn of_another(rank: usize, gather: &Arc<Gather>) {
 #[test]
 fn who_stands_still_holds_up_no_communicator_but_his() {
     play("another's", 3, 1, &[("DOORBELL_NCCL_ALIVE", "20")]);
+}
+
+/// Rank 1 stands still for longer than a step may take, while rank 0 makes a context.
+fn registers(rank: usize, gather: &Arc<Gather>, words: &str) {
+    let one = Rank::connect(rank, gather);
+    gather.barrier(rank);
+    if rank == 1 {
+        stop(gather);
+        gather.barrier(rank);
+        std::process::exit(0);
+    }
+    let pid = stopped(gather);
+    let begin = Instant::now();
+    let (status, _) = one.try_create(config(1, 1, 16, 0));
+    assert_ne!(status, 0);
+    assert!(begin.elapsed() < Duration::from_secs(12), "{begin:?}");
+    let text = log_lines().join("\n");
+    let named = format!("process {} (it is stopped", pid.as_raw_nonzero());
+    for words in [&named[..], words] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    go_on(pid);
+    gather.barrier(rank);
+    std::process::exit(0);
+}
+
+#[test]
+fn who_waits_for_memory_to_be_mapped_is_told_who_stands_still() {
+    // Nothing but the time-out ends a step; and a rank is missed before it.
+    let (none, one) = (("DOORBELL_NCCL_ALIVE", "0"), ("DOORBELL_NCCL_ALIVE", "1"));
+    let timeout = ("DOORBELL_NCCL_TIMEOUT", "4");
+    let shm = ("DOORBELL_NCCL_LINK", "shm");
+    play(
+        "registers: DOORBELL_NCCL_TIMEOUT",
+        2,
+        1,
+        &[none, timeout, shm],
+    );
+    play("registers: rank 1 has not been heard of", 2, 1, &[one, shm]);
 }

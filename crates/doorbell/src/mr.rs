@@ -72,6 +72,7 @@ impl MrParts {
         memory: &Memory,
         access: Access,
         addressing: Addressing,
+        gives_up: &dyn Fn() -> Option<String>,
     ) -> Result<Self> {
         let base = match addressing {
             Addressing::Device => memory.device_addr(),
@@ -83,6 +84,7 @@ impl MrParts {
             memory,
             access,
             base,
+            gives_up,
         })?;
         Ok(Self {
             mr,
@@ -102,6 +104,7 @@ impl Pd {
             &memory,
             Access::LOCAL_WRITE,
             Addressing::Device,
+            &|| None,
         )?;
         let sink = Sink {
             mr,
@@ -133,12 +136,25 @@ impl Pd {
         access: Access,
         addressing: Addressing,
     ) -> Result<Mr> {
+        self.register_while(memory, access, addressing, &|| None)
+    }
+
+    /// As [`Pd::register_with`], which waits until connected processes have mapped the memory: only until `gives_up`, which is asked now and
+    /// then, says why.
+    pub fn register_while(
+        &self,
+        memory: &Memory,
+        access: Access,
+        addressing: Addressing,
+        gives_up: &dyn Fn() -> Option<String>,
+    ) -> Result<Mr> {
         let parts = MrParts::register(
             &self.inner.device,
             self.inner.number,
             memory,
             access,
             addressing,
+            gives_up,
         )?;
         Ok(Mr {
             pd: self.clone(),

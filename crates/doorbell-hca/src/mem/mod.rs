@@ -214,14 +214,17 @@ pub struct Region {
     pub pd: u32,
 }
 
+/// Asked now and then by a registration that waits for peers to map the region: the reason why it is to wait no longer.
+pub type GivesUp<'a> = &'a dyn Fn() -> Option<String>;
+
 /// Makes registrations known to peer processes. Set with [`Hca::set_exporter`](crate::Hca::set_exporter).
 pub trait Exporter: Send + Sync {
     /// A region in a sealed memfd, or in GPU memory, is being registered. Returns the number by which peers know where it lies; 0: they
-    /// cannot reach it.
+    /// cannot reach it. Waits for those that can to have it, unless `gives_up`.
     ///
     /// # Errors
     /// Text for the user; the registration fails.
-    fn registering(&self, region: &Region) -> Result<u32, String>;
+    fn registering(&self, region: &Region, gives_up: GivesUp<'_>) -> Result<u32, String>;
 
     /// The registration failed after [`Exporter::registering`] had answered `number`.
     fn abandoned(&self, number: u32) {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     hca::Hca,
-    mem::{Exporter, Region},
+    mem::{Exporter, GivesUp, Region},
 };
 
 /// Makes device memory of peers usable in this process.
@@ -57,10 +57,10 @@ impl Hooks for OfHca {
 struct WeakExporter(Weak<Shm>);
 
 impl Exporter for WeakExporter {
-    fn registering(&self, region: &Region) -> Result<u32, String> {
+    fn registering(&self, region: &Region, gives_up: GivesUp<'_>) -> Result<u32, String> {
         self.0
             .upgrade()
-            .map_or(Ok(0), |shm| shm.registering(region))
+            .map_or(Ok(0), |shm| shm.registering(region, gives_up))
     }
 
     fn registered(&self, key: Key, region: &Region) {

@@ -27,6 +27,7 @@ use super::{
     socket::{Listener, ShmAddress, Socket},
     thread,
 };
+use crate::record::dir::is_stopped;
 
 /// What the control thread is asked to do.
 pub(crate) enum Command {
@@ -48,32 +49,54 @@ pub(crate) enum Command {
     Shutdown,
 }
 
-/// Counts answers that are still to come.
+/// The processes whose answers are still to come, one for each session.
 #[derive(Default)]
 pub(crate) struct Latch {
     /// `None` until the control thread has begun.
-    left: Mutex<Option<usize>>,
+    left: Mutex<Option<Vec<i32>>>,
     changed: std::sync::Condvar,
 }
 
 impl Latch {
-    pub(crate) fn begin(&self, count: usize) {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(count);
+    pub(crate) fn begin(&self, pids: Vec<i32>) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(pids);
         self.changed.notify_all();
     }
 
-    pub(crate) fn answered(&self) {
+    pub(crate) fn answered(&self, pid: i32) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        *left = left.map(|n| n.saturating_sub(1));
+        if let Some(left) = &mut *left
+            && let Some(at) = left.iter().position(|one| *one == pid)
+        {
+            left.swap_remove(at);
+        }
         self.changed.notify_all();
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self
-            .changed
-            .wait_timeout_while(left, timeout, |left| *left != Some(0));
+        let waited = self.changed.wait_timeout_while(left, timeout, |left| {
+            left.as_ref().is_none_or(|left| !left.is_empty())
+        });
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl fmt::Display for Latch {
+    /// Who has not answered, and whether it could.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(left) = &*left else {
+            return f.write_str("the control thread of this process");
+        };
+        for (n, pid) in left.iter().enumerate() {
+            let comma = if n > 0 { ", " } else { "" };
+            write!(f, "{comma}process {pid}")?;
+            if u32::try_from(*pid).is_ok_and(is_stopped) {
+                write!(f, " (it is stopped; kill -CONT {pid} lets it go on)")?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -268,8 +291,8 @@ impl Shm {
     }
 }
 
-/// How often [`Shm::connect_while`] asks while it waits for an answer.
-const ASK: Duration = Duration::from_millis(50);
+/// How often a caller is asked while it waits for an answer.
+pub(crate) const ASK: Duration = Duration::from_millis(50);
 
 /// The listener may be started a moment later than we are: retry while it is not there, or its backlog is full.
 fn connect_until(

@@ -9,18 +9,19 @@ use std::{
     collections::{BTreeSet, HashMap},
     os::fd::AsFd,
     sync::{Arc, PoisonError},
+    time::Instant,
 };
 
 use doorbell_wire::Key;
 use rustix::fs::fstat;
 
 use super::{
-    control::{Command, Latch, Shm},
+    control::{ASK, Command, Latch, Shm},
     proto::{MAX_HANDLE, RegionKind},
     region::check_memfd,
     session::Offer,
 };
-use crate::mem::{Access, Exporter, Memory, Region};
+use crate::mem::{Access, Exporter, GivesUp, Memory, Region};
 
 /// What makes two registrations share one region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -161,7 +162,7 @@ fn offer(id: u32, identity: Identity, region: &Region) -> Result<Option<Offer>, 
 }
 
 impl Exporter for Shm {
-    fn registering(&self, region: &Region) -> Result<u32, String> {
+    fn registering(&self, region: &Region, gives_up: GivesUp<'_>) -> Result<u32, String> {
         if self.shared.is_down() {
             return Err("the control thread of the shared memory link has ended".into());
         }
@@ -205,13 +206,23 @@ impl Exporter for Shm {
         };
         // A peer that does not answer is cut off after `step`, which counts as an answer; the rest is for a busy machine.
         let timeout = self.shared.config.step * 2;
-        if mapped.wait(timeout) {
-            return Ok(id);
-        }
+        let deadline = crate::deadline(timeout);
+        let why = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if mapped.wait(left.min(ASK)) {
+                return Ok(id);
+            }
+            if let Some(why) = gives_up() {
+                break why;
+            }
+            if left <= ASK {
+                break format!("{timeout:.1?} have passed; look whether it hangs");
+            }
+        };
+        // Before those who map it later are told to let go of it.
+        let missing = mapped.to_string();
         self.abandoned(id);
-        Err(format!(
-            "shared memory peers did not map the region within {timeout:.1?}; is the control thread alive?"
-        ))
+        Err(format!("{missing} has not mapped the region: {why}"))
     }
 
     fn registered(&self, key: Key, region: &Region) {

@@ -47,6 +47,14 @@ pub(super) enum Event {
 }
 
 impl Live {
+    /// Nobody waits for this peer any more.
+    pub(super) fn answer_all(&self) {
+        let pid = self.core.credentials.pid;
+        self.latches
+            .iter()
+            .for_each(|(_, latch)| latch.answered(pid));
+    }
+
     /// Is this region one that the peer hears of?
     pub(super) fn concerns(&self, offer: &Offer) -> bool {
         self.pd.is_none_or(|pd| pd == offer.pd)

@@ -97,7 +97,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         live.session.failed("the control thread has ended".into());
         live.effects(shared, &mut control.events)
             .leaving(&Gone::ClosedHere);
-        live.latches.iter().for_each(|(_, latch)| latch.answered());
+        live.answer_all();
         live.core.update(|s| s.finished = true);
     }
     if outcome.is_err() {
@@ -238,7 +238,7 @@ impl Control<'_> {
             Command::App(id, bytes) => self.with(id, |s| s.app(bytes)),
             Command::Taken(id) => self.with(id, |s| s.app_taken(1)),
             Command::Add(offer, latch) => {
-                let mut waited_for = 0;
+                let mut waited_for = Vec::new();
                 for live in self
                     .sessions
                     .values_mut()
@@ -248,7 +248,7 @@ impl Control<'_> {
                     // A session that is coming up is not up before it has mapped this region too: nobody waits for it.
                     if live.session.is_up() {
                         live.latches.push((offer.id, Arc::clone(&latch)));
-                        waited_for += 1;
+                        waited_for.push(live.core.credentials.pid);
                     }
                     live.session.add(offer.clone(), now);
                 }
@@ -555,10 +555,11 @@ impl Control<'_> {
                         live.core.credentials.pid
                     );
                 }
+                let pid = live.core.credentials.pid;
                 live.latches.retain(|(waiting, latch)| {
                     let answered = *waiting == region;
                     if answered {
-                        latch.answered();
+                        latch.answered(pid);
                     }
                     !answered
                 });
@@ -582,7 +583,7 @@ impl Control<'_> {
             self.note(live.listener, trouble);
         }
         live.effects(self.shared, &mut self.events).leaving(&gone);
-        live.latches.iter().for_each(|(_, latch)| latch.answered());
+        live.answer_all();
         let view = live.core.view.get();
         let regions = live
             .session

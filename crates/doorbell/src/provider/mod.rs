@@ -101,7 +101,6 @@ pub trait ProviderMr: Send + Sync {
 }
 
 /// What to register.
-#[derive(Debug)]
 pub struct RegisterRequest<'a> {
     /// Protection domain.
     pub pd: u32,
@@ -111,6 +110,8 @@ pub struct RegisterRequest<'a> {
     pub access: Access,
     /// WQE address of the first byte.
     pub base: u64,
+    /// Asked now and then while peers are waited for that have to map it: why that is to end.
+    pub gives_up: &'a dyn Fn() -> Option<String>,
 }
 
 /// A piece of queue memory.

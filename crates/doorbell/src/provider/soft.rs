@@ -230,7 +230,7 @@ impl Provider for Soft {
             pd: request.pd,
         };
         // SAFETY: `keep` is the memory itself; `Memory` gives out no references, and imported memory was promised to be used likewise.
-        let mr = unsafe { self.hca.register(config)? };
+        let mr = unsafe { self.hca.register_while(config, request.gives_up)? };
         Ok(Box::new(SoftMr {
             mr: Here::new(&self.gpu, mr),
             verbs: Arc::clone(&self.verbs),

@@ -84,7 +84,7 @@ impl Side {
     /// What `Hca::register` does.
     fn register(&self, region: &SharedRegion, access: Access) -> Key {
         let region = self.describe(region, access);
-        let number = self.shm.registering(&region).unwrap();
+        let number = self.shm.registering(&region, &|| None).unwrap();
         let new = NewEntry {
             pd: 3,
             access,
@@ -304,13 +304,17 @@ fn memory_that_no_peer_can_map_is_not_offered() {
     let (_la, lb) = linked(&at_a, &at_b, 1, 2);
     let region = SharedRegion::new(4096).unwrap();
     let local = a.describe(&region, Access::LOCAL_WRITE);
-    assert_eq!(a.shm.registering(&local).unwrap(), 0, "no remote right");
+    assert_eq!(
+        a.shm.registering(&local, &|| None).unwrap(),
+        0,
+        "no remote right"
+    );
     let open = std::fs::File::open("/dev/zero").unwrap();
     let mut bad = a.describe(&region, Access::ALL);
     if let Memory::Shared { memfd, .. } = &mut bad.memory {
         *memfd = Arc::new(OwnedFd::from(open));
     }
-    let why = a.shm.registering(&bad).unwrap_err();
+    let why = a.shm.registering(&bad, &|| None).unwrap_err();
     assert!(why.contains("memfd"), "{why}");
     let mut beyond = a.describe(&region, Access::ALL);
     if let Memory::Shared { offset, .. } = &mut beyond.memory {
@@ -318,7 +322,7 @@ fn memory_that_no_peer_can_map_is_not_offered() {
     }
     assert!(
         a.shm
-            .registering(&beyond)
+            .registering(&beyond, &|| None)
             .unwrap_err()
             .contains("not inside")
     );
