@@ -91,6 +91,8 @@ pub(crate) struct Comm {
     pub(crate) pd: Pd,
     shadows: Mutex<Vec<Arc<Shadow>>>,
     mesh: Arc<Mutex<Bootstrap>>,
+    /// How long those that use memory are still waited for, all in all, once something has failed.
+    quiesce: Mutex<Duration>,
     /// Takes this communicator off the node's lists.
     watched: Mutex<Option<Watched>>,
     pub(crate) node: Arc<Node>,
@@ -320,6 +322,7 @@ impl Comm {
             pd,
             shadows: Mutex::default(),
             mesh,
+            quiesce: Mutex::new(node.device.settings().quiesce),
             watched: Mutex::new(watched),
             node,
         })
@@ -370,6 +373,15 @@ impl Comm {
             .pd
             .register_while(memory, access, Addressing::Zero, &gives_up);
         Ok(mr?)
+    }
+
+    /// Ends something that others may be using, after a failure: who did not let go in time once is not waited for again.
+    pub(crate) fn let_go<T>(&self, end: impl FnOnce(Duration) -> T) -> T {
+        let mut left = self.quiesce.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = Instant::now();
+        let ended = end((*left).max(MOMENT));
+        *left = left.saturating_sub(begin.elapsed());
+        ended
     }
 
     /// Rank `rank`'s queue pair as something to connect to.
@@ -480,6 +492,9 @@ impl Steps<'_> {
             .collect()
     }
 }
+
+/// In this time everybody lets go who goes on at all.
+const MOMENT: Duration = Duration::from_millis(50);
 
 /// How long this rank waits for another's session before it looks whether all are well.
 const LOOK: Duration = Duration::from_millis(50);

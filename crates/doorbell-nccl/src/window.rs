@@ -81,12 +81,11 @@ impl Region {
 
     /// Ends it: afterwards nobody reaches the memory by it.
     pub(crate) fn deregister(self, comm: &Comm) -> Result<()> {
-        let time = match comm.health.has_failed() {
-            true => comm.node.device.settings().quiesce,
+        match comm.health.has_failed() {
+            true => comm.let_go(|time| self.mr.deregister(time))?,
             // Others may stand still for a while.
-            false => comm.settings.letting_go(),
+            false => self.mr.deregister(comm.settings.letting_go())?,
         };
-        self.mr.deregister(time)?;
         Ok(())
     }
 }

@@ -35,6 +35,7 @@ fn peer_process() {
         "engine" => engine(rank, gather),
         "let go" => let_go(rank, gather),
         "registers" => registers(rank, gather, rest),
+        "windows" => windows(rank, gather),
         "another's" => of_another(rank, gather),
         other => panic!("no scene is called {other}"),
     });
@@ -290,4 +291,37 @@ fn who_waits_for_memory_to_be_mapped_is_told_who_stands_still() {
         &[none, timeout, shm],
     );
     play("registers: rank 1 has not been heard of", 2, 1, &[one, shm]);
+}
+
+/// Rank 1 stands still with the windows of rank 0, which has given it up.
+fn windows(rank: usize, gather: &Arc<Gather>) {
+    let one = Rank::connect(rank, gather);
+    let pages: Vec<_> = (0..5).map(|_| Pages::shared(4096)).collect();
+    let windows: Vec<_> = pages.iter().map(|p| one.register(p, 0).0).collect();
+    let context = one.create(config(1, 0, 1, 0));
+    gather.barrier(rank);
+    if rank == 1 {
+        stop(gather);
+    } else {
+        let pid = stopped(gather);
+        told(&context, LONG, &["rank 1 has not been heard of for"]);
+        let begin = Instant::now();
+        for window in windows {
+            let end = common::table().dereg_mr_sym.expect("deregMrSym");
+            // Whether it was let go of or is kept mapped.
+            // SAFETY: what `register` gave, once.
+            unsafe { end(one.comm, window) };
+        }
+        // Two seconds for all, not for each.
+        assert!(begin.elapsed() < Duration::from_secs(5), "{begin:?}");
+        go_on(pid);
+    }
+    gather.barrier(rank);
+    std::process::exit(0);
+}
+
+#[test]
+fn who_stands_still_is_waited_for_once_however_many_windows_he_has() {
+    let shm = ("DOORBELL_NCCL_LINK", "shm");
+    play("windows", 2, 1, &[("DOORBELL_NCCL_ALIVE", "1"), shm]);
 }
