@@ -31,9 +31,15 @@ impl Health {
     /// Something went wrong: the host is told from now on, and the log says what.
     pub(crate) fn report(&self, what: impl fmt::Display) {
         let text = what.to_string();
-        log::warn_apart(format_args!("{}: {text}", self.who));
-        // Only the first counts: what follows is mostly its consequence.
-        let _ = self.failure.set(text);
+        let line = format_args!("{}: {text}", self.who);
+        // Only the first counts, and is in the log before the host is told, if the log takes it soon: what follows is mostly its consequence, and may
+        // be much, of which other communicators' failures must not wait for a line each.
+        if self.has_failed() {
+            log::warn_later(line);
+        } else {
+            log::warn_apart(line);
+            let _ = self.failure.set(text);
+        }
     }
 
     pub(crate) fn has_failed(&self) -> bool {

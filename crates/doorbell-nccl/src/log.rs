@@ -105,13 +105,17 @@ fn settle(state: MutexGuard<'static, State>, time: Duration) -> MutexGuard<'stat
 pub(crate) fn begin(logger: Logger) -> Result<()> {
     let mut state = lock();
     if !state.emptied {
-        std::thread::Builder::new()
-            .name("doorbell-log".to_owned())
-            .spawn(empty)
-            .map_err(|source| doorbell::Error::Os {
+        let thread = std::thread::Builder::new().name("doorbell-log".to_owned());
+        if let Err(source) = thread.spawn(empty) {
+            let error = doorbell::Error::Os {
                 what: "starting the thread that writes to NCCL's log",
                 source: doorbell::limits::thread(source),
-            })?;
+            };
+            drop(state);
+            // By itself, since there is nobody who would write it.
+            call(logger, WARN, &c_line(&error));
+            return Err(error.into());
+        }
         state.emptied = true;
     }
     state.users += 1;
@@ -195,6 +199,11 @@ pub(crate) fn info(text: impl fmt::Display) {
 /// A warning of a thread that must go on: it is in the log when this returns if the log takes it soon.
 pub(crate) fn warn_apart(text: impl fmt::Display) {
     drop(settle(queue(WARN, &text), PATIENCE));
+}
+
+/// The same, and nobody waits for it.
+pub(crate) fn warn_later(text: impl fmt::Display) {
+    drop(queue(WARN, &text));
 }
 
 fn queue(level: c_int, text: &dyn fmt::Display) -> MutexGuard<'static, State> {
@@ -307,7 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn the_last_communicator_leaves_when_all_lines_are_written() {
+    fn failures_are_not_told_at_the_logs_pace_and_the_last_communicator_leaves_when_all_lines_are_written()
+     {
         static WRITTEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
         unsafe extern "C" fn slow(
             _: c_int,
@@ -334,12 +344,17 @@ mod tests {
         // SAFETY: where there are GPUs, a call with one variable argument arrives as one with six arguments, and `call` passes exactly one.
         let logger = unsafe { std::mem::transmute::<Plain, Logger>(slow) };
         begin(logger).expect("a thread");
+        let written = || WRITTEN.lock().expect("the log").clone();
+        let health = crate::health::Health::new("rank 0 of 2".to_owned());
         for i in 0..20 {
-            drop(queue(WARN, &i));
+            health.report(i);
         }
+        // The first line is waited for, and no other.
+        assert!((1..15).contains(&written().len()), "{:?}", written());
+        assert_eq!(health.failure(), Some("0"));
         end();
-        let all: Vec<_> = (0..20).map(|i| format!("GIN/Doorbell: {i}")).collect();
-        assert_eq!(*WRITTEN.lock().expect("the log"), all);
+        let line = |i| format!("GIN/Doorbell: rank 0 of 2: {i}");
+        assert_eq!(written(), (0..20).map(line).collect::<Vec<_>>());
     }
 
     #[test]

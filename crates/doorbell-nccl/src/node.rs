@@ -292,6 +292,7 @@ impl Watch {
 
     fn run(&self, device: &Device, alive: Duration) {
         let mut pulse = Pulse::new(alive, Instant::now());
+        let mut lost = 0;
         while !self.stop.load(Ordering::Acquire) {
             if let Some(event) = device.next_error(LOOK) {
                 self.event(&event);
@@ -301,6 +302,11 @@ impl Watch {
                 }
             }
             if let Some(soft) = device.soft() {
+                // Nobody knows whose they were.
+                let all = soft.hca().lost_events();
+                if std::mem::replace(&mut lost, all) < all {
+                    self.report_to_all(format_args!("{all} failure(s) came too fast to be told apart: one of them may be this communicator's"));
+                }
                 let cores = soft.hca().health();
                 let rounds = cores.iter().map(|c| c.dead.is_none().then_some(c.rounds));
                 if let Some(stall) = pulse.look(rounds, Instant::now()) {
