@@ -3,7 +3,7 @@
 //! A device lasts as long as some communicator uses it. Its watch takes what goes wrong with queue pairs, engines, peers and
 //! ranks, and tells the communicators concerned: [`Health`](crate::health::Health) is what `queryLastError` reads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -302,12 +302,15 @@ impl Watch {
                 }
             }
             if let Some(soft) = device.soft() {
-                // Nobody knows whose they were.
+                let cores = soft.hca().health();
+                // Events that came too fast for the queue between: what they were about is looked at instead.
                 let all = soft.hca().lost_events();
                 if std::mem::replace(&mut lost, all) < all {
-                    self.report_to_all(format_args!("{all} failure(s) came too fast to be told apart: one of them may be this communicator's"));
+                    self.lists().missed();
+                    if let Some(why) = cores.iter().find_map(|c| c.dead.as_ref()) {
+                        self.report_to_all(format_args!("an engine core died: {why}"));
+                    }
                 }
-                let cores = soft.hca().health();
                 let rounds = cores.iter().map(|c| c.dead.is_none().then_some(c.rounds));
                 if let Some(stall) = pulse.look(rounds, Instant::now()) {
                     self.report_to_all(stall);
@@ -441,6 +444,21 @@ fn release(memory: &Memory) -> doorbell::Result<()> {
 }
 
 impl Lists {
+    /// Whatever has failed without an event that was seen. Queue pairs of a peer that is gone are among them.
+    fn missed(&mut self) {
+        let idle: HashSet<u32> = self.idle.iter().map(|i| i.qpn).collect();
+        let failed = self.qps.iter().filter_map(|(qpn, entry)| {
+            let fault = entry.qp.error()?;
+            // Failed or destroyed by its owner, who knows.
+            let owner = fault.vendor() == Vendor::DESTROYED;
+            (!owner && !idle.contains(qpn)).then_some((*qpn, fault))
+        });
+        let failed: Vec<_> = failed.collect();
+        for (qpn, fault) in failed {
+            self.failed(qpn, &fault);
+        }
+    }
+
     fn failed(&mut self, qpn: u32, fault: &QpFault) {
         let Some(entry) = self.qps.get(&qpn) else {
             return;

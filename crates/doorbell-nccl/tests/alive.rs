@@ -29,6 +29,7 @@ fn peer_process() {
         "fails, its engine's log stands still" => {
             log_stands_still(rank, gather, "queue pair to error");
         }
+        "too fast" => too_fast(rank, gather),
         "stops" => stops(rank, gather),
         "links, exits" | "links, fails" | "links, stops" => between_steps(rank, gather, scene),
         other => panic!("no scene is called {other}"),
@@ -211,4 +212,43 @@ fn a_log_that_stands_still_is_no_death() {
     play("fails, its log stands still", 2, 1, &[alive]);
     let variables = [alive, ("DOORBELL_LOG", "debug")];
     play("fails, its engine's log stands still", 2, 1, &variables);
+}
+
+/// More queue pairs of one communicator fail than events are kept, while the log holds up who takes them; one of another fails among them.
+fn too_fast(rank: usize, gather: &Arc<Gather>) {
+    const CONTEXTS: usize = 2600;
+    let _ = common::HOLD_UP.set(("failed", Duration::from_millis(190)));
+    let folder = gather.folder().join("other");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let other = Gather::at(2, folder, None);
+    let (many, one) = (Rank::connect(rank, gather), Rank::connect(rank, &other));
+    let pages = [Pages::shared(4096), Pages::shared(4096)];
+    let (_, at) = many.register(&pages[0], 0);
+    let (_, alone) = one.register(&pages[1], 0);
+    let flood = many.create(config(1, 0, CONTEXTS as i32, 64));
+    let context = one.create(config(1, 0, 1, 0));
+    gather.barrier(rank);
+    if rank == 0 {
+        let beyond = |gin: common::gin::Gin, peer, win| {
+            gin.put(peer, (win, 5000), (win, 0), 8, With::default());
+        };
+        beyond(flood.gin(0), 0, at);
+        // Its line is being written.
+        let written = || log_lines().iter().any(|line| line.contains("failed"));
+        assert!(soon(LONG, written), "{:?}", log_lines());
+        beyond(context.gin(0), 1, alone);
+        assert!(context.gin(0).flush(1, LONG).is_err());
+        for k in 1..CONTEXTS {
+            beyond(flood.gin(k), 1, at);
+            beyond(flood.gin(k), 0, at);
+        }
+        told(&context, LONG, &["to rank 1"]);
+    }
+    gather.barrier(rank);
+    std::process::exit(0);
+}
+
+#[test]
+fn a_failure_among_more_than_are_kept_is_told() {
+    play("too fast", 2, 2, &[("DOORBELL_NCCL_LINK", "shm")]);
 }
