@@ -32,6 +32,14 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` does not fit 64 bits"))
 }
 
+/// The same, and not nothing.
+pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        0 => Err("nothing is too little: give bytes, or use K, M, G, as in 64M".to_owned()),
+        n => Ok(n),
+    }
+}
+
 /// `--size`: a list of sizes and doubling ranges, `8,64K` or `8:1M`, each from 1 byte to 1 GiB.
 pub(crate) fn sizes(text: &str) -> Result<List, String> {
     list(text, bytes, 1, MAX_SIZE, "size", "8,64K or 8:1M")
@@ -98,14 +106,6 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
         _ => Err(format!(
             "`{text}` is not a time: give seconds above 0 and up to 86400, as in 2 or 0.5"
         )),
-    }
-}
-
-/// The same, and not nothing.
-pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
-    match bytes(text)? {
-        0 => Err("nothing is too little: give bytes, or use K, M, G, as in 64M".to_owned()),
-        n => Ok(n),
     }
 }
 

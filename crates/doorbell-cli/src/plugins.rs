@@ -64,23 +64,17 @@ const NOWHERE: &str = "no NCCL was found in the loader's folders, LD_LIBRARY_PAT
 
 fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
     let path = path.map(|p| p.as_ref().display().to_string());
-    let older = path.as_deref().map(older);
-    let asks_older = |f: &NcclFound| f.release.is_some_and(|r| OLD.contains(&r));
-    let all_older = !found.is_empty() && found.iter().all(asks_older);
-    let found: Vec<Found> = found
-        .into_iter()
-        .map(|found| match asks_older(&found) {
-            true => judge_older(found, older.as_deref()),
-            false => judge(found),
-        })
-        .collect();
-    let loaded = |path: &String| match &older {
-        Some(older) if all_older => ("NCCL_NET_PLUGIN", older.clone()),
-        _ => ("NCCL_GIN_PLUGIN", path.clone()),
-    };
+    // The object for older releases lies beside the plug-in.
+    let beside = |path: &String| Path::new(path).with_file_name(OLDER).display().to_string();
+    let older = path.as_ref().map_or(OLDER.to_owned(), beside);
+    let all_older = !found.is_empty() && found.iter().all(is_older);
+    let found: Vec<Found> = found.into_iter().map(|f| judge(f, &older)).collect();
     let variables = match &path {
         Some(path) => vec![
-            loaded(path),
+            match all_older {
+                true => ("NCCL_NET_PLUGIN", older),
+                false => ("NCCL_GIN_PLUGIN", path.clone()),
+            },
             ("NCCL_GIN_TYPE", "3".to_owned()),
             ("NCCL_CUMEM_ENABLE", "1".to_owned()),
             // Kernels that wait must not meet the loading of others, nor share their channel.
@@ -108,33 +102,26 @@ fn nccl(found: Vec<NcclFound>, path: Option<impl AsRef<Path>>) -> Plugin {
 const OLD: Range<(u32, u32, u32)> = (2, 28, 7)..(2, 30, 0);
 const OLDER: &str = "libnccl-net-doorbell.so";
 
-/// The object for older releases, beside the plug-in.
-fn older(plugin: &str) -> String {
-    Path::new(plugin)
-        .with_file_name(OLDER)
-        .display()
-        .to_string()
+fn is_older(found: &NcclFound) -> bool {
+    found.release.is_some_and(|release| OLD.contains(&release))
 }
 
-/// The plug-in for a release that takes it, or does not.
-fn judge(found: NcclFound) -> Found {
+/// The plug-in, or for older releases that other object.
+fn judge(found: NcclFound, older: &str) -> Found {
+    let (fits, why) = match is_older(&found) {
+        true => (
+            Some(true),
+            format!(
+                "it loads NCCL_NET_PLUGIN={older} instead of NCCL_GIN_PLUGIN, for ranks of one host"
+            ),
+        ),
+        false => (found.loads, found.why),
+    };
     Found {
         version: found.version,
         path: found.path,
-        fits: found.loads,
-        why: found.why,
-    }
-}
-
-/// The same for one that takes the object for older releases, where that is known to be.
-fn judge_older(found: NcclFound, object: Option<&str>) -> Found {
-    let object = object.unwrap_or(OLDER);
-    Found {
-        fits: Some(true),
-        why: format!(
-            "it loads NCCL_NET_PLUGIN={object} instead of NCCL_GIN_PLUGIN, for ranks of one host"
-        ),
-        ..judge(found)
+        fits,
+        why,
     }
 }
 

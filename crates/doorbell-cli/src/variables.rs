@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 
-use doorbell::{Settings, variables};
+use doorbell::{Settings, report::server, variables};
 use serde::Serialize;
 
 /// One that is set.
@@ -72,10 +72,7 @@ fn wrong(name: &str, value: &OsStr) -> Option<String> {
         "DOORBELL_LOG" => crate::filter(&text, "warn")
             .map(drop)
             .map_err(|why| format!("{why}: {}; it is taken as warn", crate::LOG_REMEDY)),
-        "DOORBELL_REPORT" => match &*text {
-            "on" | "off" => Ok(()),
-            _ => Err("give on or off; it is taken as on".to_owned()),
-        },
+        "DOORBELL_REPORT" => server::check_variable(value).map_err(str::to_owned),
         "DOORBELL_HOME" => crate::ship::check_home().map_err(|e| crate::words(&e)),
         "DOORBELL_WORLD" | "DOORBELL_RENDEZVOUS" | "DOORBELL_JOB" => {
             let launched = doorbell::Launched::detect(None);

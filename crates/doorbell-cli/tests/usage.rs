@@ -135,27 +135,25 @@ fn output_that_cannot_be_written_is_an_error_that_says_where() {
 
 #[test]
 fn a_bad_variable_is_an_error_that_names_it() {
-    let output = doorbell(&["info"])
-        .env("DOORBELL_HCA_CORES", "many")
-        .output()
-        .expect("running doorbell");
-    let (_, err) = texts(&output);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        err.contains("DOORBELL_HCA_CORES") && err.contains("many"),
-        "{err}"
-    );
-    // A depth that a device may have, and these tests may not.
-    let output = doorbell(&["perf", "signal-lat", "--quick"])
-        .env("DOORBELL_DEPTH", "1")
-        .output()
-        .expect("running doorbell");
-    let (_, err) = texts(&output);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        err.contains("DOORBELL_DEPTH") && err.contains("2 to"),
-        "{err}"
-    );
+    for (args, name, value, status, part) in [
+        (&["info"][..], "DOORBELL_HCA_CORES", "many", 1, "many"),
+        // A depth that a device may have, and these tests may not.
+        (
+            &["perf", "signal-lat", "--quick"],
+            "DOORBELL_DEPTH",
+            "1",
+            2,
+            "2 to",
+        ),
+    ] {
+        let output = doorbell(args)
+            .env(name, value)
+            .output()
+            .expect("running doorbell");
+        let (_, err) = texts(&output);
+        assert_eq!(output.status.code(), Some(status), "{err}");
+        assert!(err.contains(name) && err.contains(part), "{err}");
+    }
 }
 
 #[test]

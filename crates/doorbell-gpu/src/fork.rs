@@ -13,7 +13,7 @@ static HOOK: Once = Once::new();
 
 /// Where in the family tree of forks something was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Generation(u32);
+pub struct Generation(u32);
 
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
@@ -21,7 +21,7 @@ extern "C" fn in_child() {
 
 impl Generation {
     /// The present generation. The first call installs the `pthread_atfork` hook.
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         // Miri has neither fork nor the hook.
         #[cfg(not(miri))]
         HOOK.call_once(|| {
@@ -40,12 +40,15 @@ impl Generation {
     }
 
     /// Is this still the process that made it?
-    pub(crate) fn is_current(self) -> bool {
+    pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
+    /// The same as a result.
+    ///
+    /// # Errors
     /// [`GpuError::Forked`] in a forked child.
-    pub(crate) fn check(self) -> Result<()> {
+    pub fn check(self) -> Result<()> {
         if self.is_current() {
             Ok(())
         } else {

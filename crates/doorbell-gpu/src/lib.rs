@@ -49,6 +49,7 @@ pub use buffer::{Buffer, Registered};
 pub use copier::{Copier, CopierStats, CopyOp};
 pub use cuda::check_variables;
 pub use error::{GpuError, Result};
+pub use fork::Generation;
 pub use gpu::Gpu;
 pub use host::MAX_HOST_THREADS;
 pub use info::{Backend, Capabilities, GpuInfo};

@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use doorbell::Generation;
+
 use crate::abi::net::{DeviceHandle, NetPropertiesV12, TYPE_GDAKI, VirtualDevice};
 use crate::abi::{HANDLE, Logger, PTR_CUDA, PTR_HOST, Status};
 use crate::comm::{Comm, Listening};
@@ -75,8 +77,8 @@ impl Held for Contexts {
 #[repr(C)]
 struct Marked<T> {
     mark: u64,
-    /// The process that made it. A forked child has a copy without the threads behind it, and with its parent's sockets.
-    process: u32,
+    /// Where it was made. A forked child has a copy without the threads behind it, and with its parent's sockets.
+    born: Generation,
     value: T,
 }
 
@@ -84,7 +86,7 @@ struct Marked<T> {
 pub(crate) fn give<T: Held>(value: T) -> *mut c_void {
     Box::into_raw(Box::new(Marked {
         mark: T::MARK,
-        process: std::process::id(),
+        born: Generation::now(),
         value,
     }))
     .cast()
@@ -128,12 +130,11 @@ pub(crate) unsafe fn look<'a, T: Held>(call: &'static str, object: *mut c_void) 
 pub(crate) unsafe fn take<T: Held>(call: &'static str, object: *mut c_void) -> Result<T> {
     let at = marked::<T>(call, object)?;
     // SAFETY: marked as this type, and alive by the contract.
-    let process = unsafe { (*at.as_ptr()).process };
-    if process != std::process::id() {
+    if !unsafe { (*at.as_ptr()).born }.is_current() {
         return Err(Error::Argument {
             call,
             object: T::NAME,
-            value: format!("{object:p}, of process {process}"),
+            value: format!("{object:p}, of the process that this one was forked from"),
             remedy: "end it there: a forked child has no part in it",
         });
     }

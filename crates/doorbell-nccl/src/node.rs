@@ -307,8 +307,10 @@ impl Watch {
                 let all = soft.hca().lost_events();
                 if std::mem::replace(&mut lost, all) < all {
                     self.lists().missed();
-                    if let Some(why) = cores.iter().find_map(|c| c.dead.as_ref()) {
-                        self.report_to_all(format_args!("an engine core died: {why}"));
+                    for (core, health) in cores.iter().enumerate() {
+                        if let Some(reason) = health.dead.clone() {
+                            self.event(&AsyncError::EngineDown { core, reason });
+                        }
                     }
                 }
                 let rounds = cores.iter().map(|c| c.dead.is_none().then_some(c.rounds));

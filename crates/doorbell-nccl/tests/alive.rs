@@ -218,9 +218,7 @@ fn a_log_that_stands_still_is_no_death() {
 fn too_fast(rank: usize, gather: &Arc<Gather>) {
     const CONTEXTS: usize = 2600;
     let _ = common::HOLD_UP.set(("failed", Duration::from_millis(190)));
-    let folder = gather.folder().join("other");
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let other = Gather::at(2, folder, None);
+    let other = gather.beside("other");
     let (many, one) = (Rank::connect(rank, gather), Rank::connect(rank, &other));
     let pages = [Pages::shared(4096), Pages::shared(4096)];
     let (_, at) = many.register(&pages[0], 0);

@@ -206,9 +206,7 @@ fn kernels_with_work_for_who_stands_still_are_let_go() {
 
 /// A communicator of ranks 0 and `with` of this job.
 fn pair(rank: usize, with: usize, gather: &Gather) -> Rank {
-    let folder = gather.folder().join(format!("with-{with}"));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let pair = Gather::at(2, folder, None);
+    let pair = gather.beside(&format!("with-{with}"));
     Rank::connect(usize::from(rank > 0), &pair)
 }
 

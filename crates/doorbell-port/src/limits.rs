@@ -16,20 +16,23 @@ const MEMORY: &str = "`ulimit -v` and memory.max of the cgroup say how much memo
 
 /// Is it a limit of files or memory that was met?
 pub fn is_one(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(
-        errno,
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)
-    )
+    remedy(error).is_some() || error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error())
 }
 
 /// The same error, with the limit it comes from and the remedy, where it is one of files or memory.
 pub fn told(error: io::Error) -> io::Error {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::MFILE) => with(error, FILES),
-        Some(Errno::NFILE) => with(error, ALL_FILES),
-        Some(Errno::NOMEM) => with(error, MEMORY),
-        _ => error,
+    match remedy(&error) {
+        Some(remedy) => with(error, remedy),
+        None => error,
+    }
+}
+
+fn remedy(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error().map(Errno::from_raw_os_error)? {
+        Errno::MFILE => Some(FILES),
+        Errno::NFILE => Some(ALL_FILES),
+        Errno::NOMEM => Some(MEMORY),
+        _ => None,
     }
 }
 

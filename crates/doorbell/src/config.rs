@@ -170,10 +170,8 @@ impl Settings {
         let Some(path) = self.trace_file() else {
             return Ok(());
         };
-        crate::input::check(&path).map_err(|source| {
-            let e = Error::Trace { path, source };
-            self.variable_fails("trace", &e).unwrap_or(e)
-        })
+        let checked = crate::report::trace::check(&path);
+        checked.map_err(|e| self.variable_fails("trace", &e).unwrap_or(e))
     }
 
     /// Every setting with its value, where that came from, and why.

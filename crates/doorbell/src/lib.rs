@@ -121,7 +121,8 @@ pub use rdma::{Rdma, RdmaPort, rdma};
 
 pub use doorbell_device::layout::{CqKind, ErrorKind, QpHandle};
 pub use doorbell_gpu::{
-    Backend, Dims, Gpu, GpuError, GpuInfo, GpuSelect, Keep, MAX_HOST_THREADS, MemKind, Module,
+    Backend, Dims, Generation, Gpu, GpuError, GpuInfo, GpuSelect, Keep, MAX_HOST_THREADS, MemKind,
+    Module,
 };
 pub use doorbell_hca::limits;
 pub use doorbell_kernels::params;

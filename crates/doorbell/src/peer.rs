@@ -29,10 +29,7 @@ fn soft(device: &Device) -> Result<&Soft> {
 impl Device {
     /// Listens for processes of this host: a socket path, or `@name` in the abstract name space. Only the same user may dial.
     pub fn listen(&self, address: &str) -> Result<Listener> {
-        let address: shm::ShmAddress = address.parse()?;
-        Ok(Listener {
-            inner: soft(self)?.shm().listen(&address)?,
-        })
+        listen(self, address, None)
     }
 
     /// Connects to a listener; waits for it to appear.
@@ -47,12 +44,7 @@ impl Device {
         timeout: Duration,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Peer> {
-        let address: shm::ShmAddress = address.parse()?;
-        Ok(Peer {
-            inner: soft(self)?
-                .shm()
-                .connect_while(&address, None, timeout, goes_on)?,
-        })
+        dial(self, address, None, timeout, goes_on)
     }
 }
 
@@ -61,12 +53,7 @@ impl Device {
 impl Pd {
     /// As [`Device::listen`].
     pub fn listen(&self, address: &str) -> Result<Listener> {
-        let address: shm::ShmAddress = address.parse()?;
-        Ok(Listener {
-            inner: soft(&self.device())?
-                .shm()
-                .listen_for(&address, Some(self.number()))?,
-        })
+        listen(&self.device(), address, Some(self.number()))
     }
 
     /// As [`Device::dial_while`].
@@ -76,13 +63,31 @@ impl Pd {
         timeout: Duration,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Peer> {
-        let address: shm::ShmAddress = address.parse()?;
-        let device = self.device();
-        let shm = soft(&device)?.shm();
-        Ok(Peer {
-            inner: shm.connect_while(&address, Some(self.number()), timeout, goes_on)?,
-        })
+        let pd = Some(self.number());
+        dial(&self.device(), address, pd, timeout, goes_on)
     }
+}
+
+/// For peers that hear of the memory of one protection domain, or of all.
+fn listen(device: &Device, address: &str, pd: Option<u32>) -> Result<Listener> {
+    let address: shm::ShmAddress = address.parse()?;
+    Ok(Listener {
+        inner: soft(device)?.shm().listen_for(&address, pd)?,
+    })
+}
+
+fn dial(
+    device: &Device,
+    address: &str,
+    pd: Option<u32>,
+    timeout: Duration,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<Peer> {
+    let address: shm::ShmAddress = address.parse()?;
+    let shm = soft(device)?.shm();
+    Ok(Peer {
+        inner: shm.connect_while(&address, pd, timeout, goes_on)?,
+    })
 }
 
 /// Waits for processes to dial. Dropping it stops that; peers stay.

@@ -133,10 +133,7 @@ pub(crate) fn run(args: &PerfArgs) -> Result<Ended> {
         report::check_json(path)?;
     }
     if let Some(path) = &args.trace {
-        doorbell::input::check(path).map_err(|source| doorbell::Error::Trace {
-            path: path.clone(),
-            source,
-        })?;
+        doorbell::report::trace::check(path)?;
     }
     let json_on_stdout = args.json.as_deref() == Some(Path::new("-"));
     let mut reporter = Reporter::new(args.test, json_on_stdout);

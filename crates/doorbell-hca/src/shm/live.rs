@@ -14,7 +14,7 @@ use super::{
     peer::{PeerRegion, PeerView},
     proto::{Hello, RegionKind},
     region::Mapping,
-    session::{APP_WINDOW, Answered, Offer, Session, World},
+    session::{APP_WINDOW, Answered, Session, World},
     socket::{Received, Socket},
 };
 
@@ -53,11 +53,6 @@ impl Live {
         self.latches
             .iter()
             .for_each(|(_, latch)| latch.answered(pid));
-    }
-
-    /// Is this region one that the peer hears of?
-    pub(super) fn concerns(&self, offer: &Offer) -> bool {
-        self.pd.is_none_or(|pd| pd == offer.pd)
     }
 
     pub(super) fn effects<'a>(

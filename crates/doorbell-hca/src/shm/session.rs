@@ -77,6 +77,13 @@ pub(crate) struct Offer {
     pub(crate) fd: Option<Arc<OwnedFd>>,
 }
 
+impl Offer {
+    /// Does a peer hear of it that is confined to this protection domain? `None`: to none.
+    pub(crate) fn concerns(&self, pd: Option<u32>) -> bool {
+        pd.is_none_or(|pd| pd == self.pd)
+    }
+}
+
 /// A message to be sent, with its descriptors.
 #[derive(Debug)]
 pub(crate) struct Outgoing {

@@ -242,7 +242,7 @@ impl Control<'_> {
                 for live in self
                     .sessions
                     .values_mut()
-                    .filter(|live| live.session.over().is_none() && live.concerns(&offer))
+                    .filter(|live| live.session.over().is_none() && offer.concerns(live.pd))
                 {
                     live.offered.insert(offer.id);
                     // A session that is coming up is not up before it has mapped this region too: nobody waits for it.
@@ -447,8 +447,8 @@ impl Control<'_> {
             step: config.step,
             parting: config.parting,
         };
-        let concern = |offer: &&Offer| pd.is_none_or(|pd| pd == offer.pd);
-        let offers: Vec<Offer> = self.regions.values().filter(concern).cloned().collect();
+        let all = self.regions.values();
+        let offers: Vec<Offer> = all.filter(|offer| offer.concerns(pd)).cloned().collect();
         let offered = offers.iter().map(|offer| offer.id).collect();
         let live = Live {
             session: Session::new(hello, fds, offers, limits, now),

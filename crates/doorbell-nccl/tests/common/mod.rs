@@ -146,6 +146,13 @@ impl Gather {
         })
     }
 
+    /// Another job of two beside this one, by the name that both have for it.
+    pub fn beside(&self, name: &str) -> Arc<Self> {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Self::at(2, folder, None)
+    }
+
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -4,6 +4,7 @@
 //! it costs nothing until then, and leaves no file behind however the process ends. `DOORBELL_REPORT=off` leaves it out. Who asks is
 //! checked by the kernel's credentials: the same user, or root. A process that is gone cannot be asked.
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -103,14 +104,22 @@ fn off() -> bool {
     let Some(value) = std::env::var_os("DOORBELL_REPORT") else {
         return false;
     };
-    if value != "on" && value != "off" && !value.is_empty() {
+    if let Err(why) = check_variable(&value) {
         // Once: a process has one such thread.
-        tracing::warn!(
-            "DOORBELL_REPORT={}: on (the default) and off are known; it is taken as on",
-            value.display()
-        );
+        tracing::warn!("DOORBELL_REPORT={}: {why}", value.display());
     }
     value == "off"
+}
+
+/// What is wrong with a value of `DOORBELL_REPORT`.
+///
+/// # Errors
+/// What may be given, and as what this is taken.
+pub fn check_variable(value: &OsStr) -> Result<(), &'static str> {
+    match value == "on" || value == "off" || value.is_empty() {
+        true => Ok(()),
+        false => Err("on (the default) and off are known; it is taken as on"),
+    }
 }
 
 /// The report of this process. Events and waiting requests are left out of one that is not `full`: whoever looks every second does not need

@@ -5,6 +5,7 @@
 //! engine cores. An arrow leads from each doorbell to the turn that executed its work.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use doorbell_hca::record::Kind;
 use serde_json::{Value, json};
@@ -18,6 +19,17 @@ const CORES: u64 = 100;
 const QPS: u64 = 10_000;
 /// A slice that has no length of its own is shown this long, nanoseconds, if there is room.
 const MARK: u64 = 200;
+
+/// Looks, before there is a trace, whether it could be written there.
+///
+/// # Errors
+/// [`Error::Trace`](crate::Error::Trace), with what the system says.
+pub fn check(path: &Path) -> crate::Result<()> {
+    crate::input::check(path).map_err(|source| crate::Error::Trace {
+        path: path.to_owned(),
+        source,
+    })
+}
 
 /// Writes the trace.
 ///
